@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "base/dtype.h"
+#include "model/config.h"
+
+namespace weft {
+
+enum class LoadFormat : uint8_t { automatic, safetensors, dummy };
+enum class DcpExchange : uint8_t { automatic, queries, keys };
+enum class KvCacheDType : uint8_t { automatic, bf16 };
+enum class ComputeDType : uint8_t { automatic, bf16, f32 };
+
+/// What the user asks for: one field per engine flag, 0 or `automatic` where Weft chooses. tools/flags.cc documents each.
+struct EngineConfig {
+  std::filesystem::path model_dir;
+  int tensor_parallel_size = 1;
+  int decode_context_parallel_size = 1;
+  int cp_kv_cache_interleave_size = 1;
+  int block_size = 16;
+  KvCacheDType kv_cache_dtype = KvCacheDType::automatic;
+  ComputeDType dtype = ComputeDType::automatic;
+  int64_t max_model_len = 0;  ///< 0: the model's, or what the KV memory holds if that is less
+  int max_num_seqs = 256;
+  int max_num_batched_tokens = 2048;
+  int64_t kv_cache_memory_bytes = 0;    ///< per rank; 0: chosen from the machine's memory
+  int64_t num_gpu_blocks_override = 0;  ///< 0: from the memory
+  LoadFormat load_format = LoadFormat::automatic;
+  int num_layers = 0;  ///< 0: all
+  int threads = 0;     ///< of all ranks together; 0: the cores this process may use
+  uint64_t seed = 0;
+  DcpExchange dcp_exchange = DcpExchange::automatic;
+  int64_t context_gather_tokens = 0;  ///< bound on the rows that one context gather receives; 0: chosen
+};
+
+}  // namespace weft

@@ -1,0 +1,42 @@
+#include "model/step_plan.h"
+
+namespace weft {
+namespace {
+
+// FNV-1a over 8-byte words: cheap, and any single changed field changes it.
+uint64_t hash_bytes(std::span<const std::byte> bytes) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  size_t i = 0;
+  for (; i + 8 <= bytes.size(); i += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + i, 8);
+    hash = (hash ^ word) * 0x100000001b3u;
+    hash ^= hash >> 29;
+  }
+  for (; i < bytes.size(); ++i) hash = (hash ^ static_cast<uint64_t>(bytes[i])) * 0x100000001b3u;
+  return hash;
+}
+
+}  // namespace
+
+uint64_t StepPlan::compute_checksum() const {
+  std::vector<std::byte> copy = block_;
+  reinterpret_cast<PlanHeader*>(copy.data())->checksum = 0;
+  return hash_bytes(copy);
+}
+
+void StepPlan::seal() {
+  header().bytes = static_cast<uint32_t>(block_.size());
+  header().checksum = compute_checksum();
+}
+
+StepPlan StepPlan::from_bytes(std::span<const std::byte> bytes) {
+  StepPlan plan;
+  if (bytes.size() < sizeof(PlanHeader)) throw SystemError("step plan is too short: {} bytes", bytes.size());
+  plan.block_.assign(bytes.begin(), bytes.end());
+  if (plan->bytes != bytes.size()) throw SystemError("step plan has {} bytes, its header says {}", bytes.size(), plan->bytes);
+  if (plan->checksum != plan.compute_checksum()) throw SystemError("step plan {} arrived damaged", plan->step);
+  return plan;
+}
+
+}  // namespace weft
