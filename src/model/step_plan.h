@@ -86,7 +86,7 @@ struct PlanHeader {
   PlanArray<RowGroup> groups;             ///< in row order, covering [0, T); groups without fresh rows come first
   PlanArray<int32_t> slots;               ///< [2, W, T] rows of sharded planes, then of replicated planes; -1 = not stored here
   PlanArray<int32_t> ctx_begin, ctx_end;  ///< [W, T] visible cached keys, local indices of each rank
-  PlanArray<int32_t> fresh_begin, fresh_end;  ///< [T] visible rows of this step
+  PlanArray<int32_t> fresh_begin, fresh_end;  ///< [T] visible rows of this step, counted from the first fresh row
   PlanArray<ContextWave> waves;
   PlanArray<int32_t> gather_slots;          ///< [W, G] cache rows to send, -1 = padding
   PlanArray<int32_t> wave_begin, wave_end;  ///< per wave [W, rows of the step in it]: visible received rows of source rank
