@@ -14,7 +14,7 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// out: [size, in...], rank-major, moved as bytes.
+  /// out: [size, in...], rank-major, moved as bytes. `in` may be slice rank() of `out`.
   virtual void all_gather(ConstView in, View out) = 0;
   /// in, out: [size, ...]. Slice q of `in` goes to rank q, which finds it in slice rank() of its `out`. Moved as bytes.
   virtual void all_to_all(ConstView in, View out) = 0;
