@@ -33,7 +33,7 @@ struct RopeConfig {
   std::vector<double> inv_freq() const;
   /// What cos and sin are multiplied by.
   double cos_factor() const;
-  /// What the softmax scale is multiplied by: mscale^2 in DeepSeek's yarn, else 1.
+  /// What the softmax scale of latent attention is multiplied by: mscale^2 under yarn with mscale_all_dim, else 1.
   double softmax_factor() const;
 };
 
@@ -65,6 +65,7 @@ struct ModelConfig {
   Architecture architecture = Architecture::llama;
   std::string model_type;
   int hidden = 0, layers = 0, q_heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
+  int stored_layers = 0;  ///< num_hidden_layers of the checkpoint; `layers` is less where the caller cut some off
   int64_t vocab = 0, max_positions = 0;
   float norm_eps = 1e-6f;
   bool tied_embeddings = false;

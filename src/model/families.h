@@ -73,7 +73,7 @@ struct ParamSpec {
 std::vector<ParamSpec> parameters(const ModelConfig& config);
 
 /// True for tensors that released checkpoints of this family carry and Weft does not need: MTP layers while drafts are off,
-/// rotary buffers, a stored head of a model with tied embeddings, layers cut off by --num-layers (`all_layers` as stored).
+/// rotary buffers, a stored head of a model with tied embeddings, layers cut off by --num-layers.
 bool is_known_extra(const ModelConfig& config, const std::string& name);
 
 }  // namespace weft
