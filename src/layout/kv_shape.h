@@ -31,8 +31,8 @@ struct KvShape {
   int k_dim = 0, v_dim = 0;  ///< elements of a key and of a value; MLA: latent + rope and latent
   bool latent = false;       ///< MLA: one row serves as key and value
   DType dtype = DType::bf16;
-  int first_layer = 0, last_layer = 0;  ///< layers [first, last) have planes here
-  std::vector<Plane> extra_planes;      ///< planes beside those of attention, e.g. replicated ones
+  int first_layer = 0, last_layer = 0;   ///< layers [first, last) have planes here
+  std::vector<Plane> extra_planes = {};  ///< planes beside those of attention, e.g. replicated ones
 
   std::vector<Plane> planes() const;
   /// Bytes of one virtual block on one rank, all planes.
