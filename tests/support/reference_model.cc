@@ -183,7 +183,9 @@ struct ReferenceModel::Parts {
     } else {
       kv_heads = value_or(config, "num_key_value_heads", heads);
       head_dim = value_or(config, "head_dim", number("hidden_size") / heads);
-      const double part = value_or(config, "partial_rotary_factor", 1.0);
+      const double usual = architecture == "Glm4MoeForCausalLM" ? 0.5 : 1.0;
+      const Json& rope_parameters = config.contains("rope_parameters") ? config["rope_parameters"] : config;
+      const double part = value_or(rope_parameters, "partial_rotary_factor", value_or(config, "partial_rotary_factor", usual));
       rope = Rope(config, static_cast<int64_t>(static_cast<double>(head_dim) * part), false);
     }
     scale_fp8_tiles();

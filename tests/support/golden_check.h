@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "support/golden_files.h"
+#include "support/golden_grid.h"
+
+namespace weft::test {
+
+/// True if this version of Weft runs the architecture (a class name).
+bool is_supported(const std::string& architecture);
+
+/// The engine flags of one grid point. The pool holds what the prompts need and little more: nothing here asks the machine.
+EngineConfig engine_config(const GridPoint& point, const std::filesystem::path& model_dir, ComputeDType dtype,
+                           const std::vector<Prompt>& prompts);
+
+/// What to ask of the engine so that all that the golden knows can be compared: logits, rows and experts, and the continuation,
+/// greedily or by feeding the golden's own tokens.
+std::vector<Prompt> golden_prompts(const Golden& golden, bool forced);
+
+/// Runs the prompts all at once, or one after the other.
+std::vector<PromptResult> run_prompts(Engine& engine, const std::vector<Prompt>& prompts, bool alone);
+
+/// How far one float32 run is from the golden, and what of it is not acceptable.
+struct ExactReport {
+  double worst_logit = 0;   ///< largest |difference|
+  double worst_hidden = 0;  ///< in standard deviations of the residual stream
+  double worst_weight = 0;  ///< of a router weight
+  int64_t tokens = 0, tokens_equal = 0;
+  int64_t experts = 0, experts_equal = 0;
+  std::vector<std::string> failures;  ///< empty: the run is as the golden
+
+  void add(const ExactReport& other);
+};
+/// |logit difference| < 1e-3, hidden rows within 1e-3 of their spread, the same tokens and experts.
+ExactReport check_exact(const Golden& golden, const std::vector<PromptResult>& results);
+
+/// How far one bf16 run, fed the golden's tokens, is from the golden. s: standard deviation of the golden's logits.
+struct RoundedReport {
+  double median_row_error = 0;  ///< a row's largest |difference| / s
+  double rms = 0;               ///< of all differences / s
+  double same_argmax = 0;       ///< share of rows
+  int64_t clear_misses = 0;     ///< generated tokens that differ although the golden's margin is 0.1 s or more
+  std::vector<std::string> failures;
+};
+/// Median row error at most 0.15, rms at most 0.05 for dense models and 0.2 otherwise, the same argmax in 0.88 of the rows.
+RoundedReport check_rounded(const Golden& golden, const std::vector<PromptResult>& results);
+
+}  // namespace weft::test
