@@ -26,8 +26,8 @@ View one_lse(View v) { return View(v.data(), v.dtype(), {1, v.size(0), v.size(1)
 
 }  // namespace
 
-void ContextAttention::via_queries(const AttentionStep& step, const KvView& kv, int64_t begin, int64_t end, ConstView q, View out,
-                                   View lse) {
+void ContextAttention::via_queries(const AttentionStep& step, const KvView& kv, int64_t begin, int64_t end, ConstView q,
+                                   View out, View lse) {
   const StepPlan& plan = *step.plan;
   const int rank = exchange_.dcp_rank();
   Attention args{.q = one_block(q),
@@ -112,8 +112,8 @@ GroupedQueryAttention::Tensors::Tensors(Workspace& memory, const ModelConfig& co
   }
 }
 
-GroupedQueryAttention::GroupedQueryAttention(const ModelConfig& config, const RankGrid& grid, const StepLimits& limits, Ops& ops,
-                                             Exchange& exchange, Workspace& memory)
+GroupedQueryAttention::GroupedQueryAttention(const ModelConfig& config, const RankGrid& grid, const StepLimits& limits,
+                                             Ops& ops, Exchange& exchange, Workspace& memory)
     : config_(config),
       grid_(grid),
       ops_(ops),
@@ -121,7 +121,8 @@ GroupedQueryAttention::GroupedQueryAttention(const ModelConfig& config, const Ra
       t_(memory, config, grid, limits),
       context_(ops, exchange, limits, config.softmax_scale()) {}
 
-void GroupedQueryAttention::forward(const AttentionStep& step, const LayerWeights& w, const KvView& kv, ConstView h_in, View out) {
+void GroupedQueryAttention::forward(const AttentionStep& step, const LayerWeights& w, const KvView& kv, ConstView h_in,
+                                    View out) {
   const StepPlan& plan = *step.plan;
   const int64_t rows = step.rows, h = grid_.rank_q_heads(), g = grid_.rank_kv_heads(), d = config_.head_dim;
   const int rank = exchange_.dcp_rank();

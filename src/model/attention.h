@@ -21,7 +21,7 @@ struct AttentionStep {
   const StepPlan* plan = nullptr;
   const int32_t* tables = nullptr;  ///< [sequences, blocks_per_sequence]
   int64_t table_stride = 0;
-  ConstView cos, sin;               ///< [T, rotary / 2]
+  ConstView cos, sin;  ///< [T, rotary / 2]
   int64_t rows = 0, query_rows = 0, key_rows_end = 0, first_fresh = 0;
 
   explicit AttentionStep(const StepPlan& plan);
@@ -72,9 +72,9 @@ class GroupedQueryAttention final : public AttentionLayer {
  public:
   struct Tensors {
     Tensors(Workspace& memory, const ModelConfig& config, const RankGrid& grid, const StepLimits& limits);
-    View qkv;                  ///< [T, (h + 2g) D]
-    View q;                    ///< [T, h, D] rotated
-    View out, context, wave;   ///< [T, h, D]
+    View qkv;                         ///< [T, (h + 2g) D]
+    View q;                           ///< [T, h, D] rotated
+    View out, context, wave;          ///< [T, h, D]
     View lse, context_lse, wave_lse;  ///< [T, h]
   };
   GroupedQueryAttention(const ModelConfig& config, const RankGrid& grid, const StepLimits& limits, Ops& ops, Exchange& exchange,

@@ -15,9 +15,9 @@ constexpr double kFlopsPerExchangedByte = 20;
 /// How `chunk` prefill rows should see `context` cached tokens: the cheaper of moving queries and partials to the keys, and of
 /// moving keys to the queries. A pure function of numbers that are equal on all ranks.
 ///
-/// Bytes: queries cost chunk * Hg * (Dk + Dv) elements and an lse, keys cost a row per context token, Hg being the query heads of
-/// the group. In MLA the arithmetic differs too: by queries, a head reads latents of Dk + Dv elements; by keys, it reads keys and
-/// values of the heads' own size, but each context row must first be up-projected for them.
+/// Bytes: queries cost chunk * Hg * (Dk + Dv) elements and an lse, keys cost a row per context token, Hg being the query heads
+/// of the group. In MLA the arithmetic differs too: by queries, a head reads latents of Dk + Dv elements; by keys, it reads
+/// keys and values of the heads' own size, but each context row must first be up-projected for them.
 inline ContextVia choose_context(const ModelConfig& config, const RankGrid& grid, int element_bytes, int64_t context,
                                  int64_t chunk) {
   if (context == 0) return ContextVia::none;

@@ -115,8 +115,7 @@ void Decoder::copy_blocks(const StepPlan& plan) {
   for (const BlockCopy& copy : plan[plan->copies]) {
     copy_runs_.clear();
     for (size_t i = 0; i < region_.planes().size(); ++i) {
-      const int64_t rows =
-          region_.planes()[i].replicated ? copy.tokens : shard.local_count(copy.tokens, exchange_.dcp_rank());
+      const int64_t rows = region_.planes()[i].replicated ? copy.tokens : shard.local_count(copy.tokens, exchange_.dcp_rank());
       const auto source = region_.bytes(i, BlockId{copy.source}, rows), target = region_.bytes(i, BlockId{copy.target}, rows);
       copy_runs_.push_back({.target = target.data(), .source = source.data(), .bytes = source.size()});
     }
@@ -164,7 +163,7 @@ void Decoder::run_layers(const StepPlan& plan, StepResult& result) {
     exchange_.all_reduce_norm(delta, residual, w.post_norm.data(), config_.norm_eps, h);
     mlp(layer, w, h, delta, result, plan->record.router && recorder);
     // The norm that follows belongs to the next layer, to the head, or to the next stage (which makes its own).
-    const float* next = layer + 1 < plan->last_layer        ? (&w + 1)->input_norm.data()
+    const float* next = layer + 1 < plan->last_layer         ? (&w + 1)->input_norm.data()
                         : plan->last_layer == config_.layers ? weights_.final_norm.data()
                                                              : nullptr;
     if (next != nullptr) {
@@ -223,8 +222,7 @@ void Decoder::sample(const StepPlan& plan, StepResult& result) {
       ops_.copy(stages_->h.rows(last.row + 1 - run, run), picked.rows(run_begin, run));
       run_begin = i;
     }
-    ops_.linear(*weights_.head, picked, nullptr,
-                View(stages_->part_logits.data(), DType::f32, {rows, weights_.head->out()}));
+    ops_.linear(*weights_.head, picked, nullptr, View(stages_->part_logits.data(), DType::f32, {rows, weights_.head->out()}));
     const ConstView all = gather_logits(rows);
     ops_.argmax(all, result.ids.data() + begin);
     if (log_probs) {

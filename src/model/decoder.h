@@ -18,8 +18,8 @@
 
 namespace weft {
 
-/// The real Model: embedding, decoder layers, logits of the wanted rows, greedy sampling. Holds all layers or, as one stage of a
-/// chain, some of them.
+/// The real Model: embedding, decoder layers, logits of the wanted rows, greedy sampling. Holds all layers or, as one stage of
+/// a chain, some of them.
 ///
 /// Thread: the rank's own. Nothing is allocated by forward(), except what `record` and `want_logits` ask for.
 class Decoder final : public Model {
@@ -46,15 +46,15 @@ class Decoder final : public Model {
   struct Stages {
     Stages(Workspace& memory, const ModelConfig& config, const RankGrid& grid, const StepLimits& limits, Ops& ops,
            Exchange& exchange);
-    View tables;                      ///< [sequences, blocks_per_sequence] int32
-    View ids;                         ///< [T] int32
-    View samples;                     ///< [T] int32: the previous forward's, read by token_src
-    View residual, h, delta;          ///< [T, H]
-    View cos, sin;                    ///< [T, rotary / 2]
+    View tables;              ///< [sequences, blocks_per_sequence] int32
+    View ids;                 ///< [T] int32
+    View samples;             ///< [T] int32: the previous forward's, read by token_src
+    View residual, h, delta;  ///< [T, H]
+    View cos, sin;            ///< [T, rotary / 2]
     std::unique_ptr<AttentionLayer> attention;
     std::unique_ptr<Mlp> mlp;
-    std::unique_ptr<Moe> moe;         ///< or null
-    View logit_rows;                  ///< [R, H]
+    std::unique_ptr<Moe> moe;                   ///< or null
+    View logit_rows;                            ///< [R, H]
     View part_logits, all_part_logits, logits;  ///< [R, V/tp], [tp, R, V/tp] where tp > 1, [R, V] float32
   };
 

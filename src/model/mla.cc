@@ -2,7 +2,8 @@
 
 namespace weft {
 
-LatentAttention::Tensors::Tensors(Workspace& memory, const ModelConfig& config, const RankGrid& grid, const StepLimits& limits) {
+LatentAttention::Tensors::Tensors(Workspace& memory, const ModelConfig& config, const RankGrid& grid,
+                                  const StepLimits& limits) {
   const MlaConfig& m = *config.mla;
   const int64_t rows = limits.rows, h = grid.rank_q_heads(), head = m.qk_nope_head_dim + m.qk_rope_head_dim;
   const int64_t gathered_rows = limits.context_rows * grid.dcp(), up_rows = std::max(rows, gathered_rows);
@@ -62,8 +63,7 @@ void LatentAttention::gathered_wave(const AttentionStep& step, const LayerWeight
   const StepPlan& plan = *step.plan;
   const int32_t* slots = plan.of_rank(plan->gather_slots, exchange_.dcp_rank()).data() + wave.slots_at;
   const bool alone = exchange_.dcp_size() == 1;
-  const View send =
-      alone ? t_.gathered.rows(0, wave.rows) : exchange_.context_buffer(wave.rows, mla_.latent_row(), kv.dtype);
+  const View send = alone ? t_.gathered.rows(0, wave.rows) : exchange_.context_buffer(wave.rows, mla_.latent_row(), kv.dtype);
   ops_.gather_rows(kv, slots, View(send.data(), send.dtype(), {wave.rows, 1, mla_.latent_row()}), {});
   const ConstView got = alone ? ConstView(send) : exchange_.gather_context();
   const ConstView flat(got.data(), got.dtype(), {int64_t{plan->ranks} * wave.rows, mla_.latent_row()});
@@ -128,7 +128,8 @@ void LatentAttention::forward(const AttentionStep& step, const LayerWeights& w, 
       context_.clear(step, begin, q.rows(begin, n), fresh, context.rows(begin, n), context_lse.rows(begin, n));
     for (const ContextWave& wave : plan[plan->waves]) gathered_wave(step, w, kv, wave, q);
     if (const int64_t n = step.key_rows_end - first; n > 0) {
-      const Partial parts[] = {{context.rows(first, n), context_lse.rows(first, n)}, {result.rows(first, n), t_.lse.rows(0, n)}};
+      const Partial parts[] = {{context.rows(first, n), context_lse.rows(first, n)},
+                               {result.rows(first, n), t_.lse.rows(0, n)}};
       ops_.merge(parts, result.rows(first, n), {});
     }
   }

@@ -9,20 +9,20 @@ constexpr float kLatentNormEps = 1e-6f;
 
 /// Multi-head latent attention: DeepSeek. The cache holds one row [latent | rotated key part] per token.
 ///
-/// Decode rows, and prefill rows that see their context via queries, are absorbed: queries are taken into the latent space by W_UK,
-/// attend latents, and the merged partial comes back by W_UV. Fresh rows and context via keys are up-projected instead: keys and
-/// values of the rank's own heads are made from latents, which costs a third of the arithmetic per query and key.
+/// Decode rows, and prefill rows that see their context via queries, are absorbed: queries are taken into the latent space by
+/// W_UK, attend latents, and the merged partial comes back by W_UV. Fresh rows and context via keys are up-projected instead:
+/// keys and values of the rank's own heads are made from latents, which costs a third of the arithmetic per query and key.
 class LatentAttention final : public AttentionLayer {
  public:
   struct Tensors {
     Tensors(Workspace& memory, const ModelConfig& config, const RankGrid& grid, const StepLimits& limits);
-    View a;                   ///< [T, q part + latent + rope]
-    View q;                   ///< [T, h (nope + rope)] where queries are compressed; else it lies in `a`
-    View absorbed, latent;    ///< [piece, h, latent + rope], [piece, h, latent]
-    View out, context, wave;  ///< [T, h, v]
+    View a;                           ///< [T, q part + latent + rope]
+    View q;                           ///< [T, h (nope + rope)] where queries are compressed; else it lies in `a`
+    View absorbed, latent;            ///< [piece, h, latent + rope], [piece, h, latent]
+    View out, context, wave;          ///< [T, h, v]
     View lse, context_lse, wave_lse;  ///< [T, h]
-    View up, keys;            ///< [max(T, gathered rows), h (nope + v)], [.., h, nope + rope]
-    View gathered;            ///< [gathered rows, latent + rope], only where there is no exchange to hold them
+    View up, keys;                    ///< [max(T, gathered rows), h (nope + v)], [.., h, nope + rope]
+    View gathered;                    ///< [gathered rows, latent + rope], only where there is no exchange to hold them
   };
   LatentAttention(const ModelConfig& config, const RankGrid& grid, const StepLimits& limits, Ops& ops, Exchange& exchange,
                   Workspace& memory);

@@ -14,7 +14,8 @@ int64_t rank_intermediate(const ModelConfig& config, int tp);
 class Mlp {
  public:
   Mlp(const ModelConfig& config, int tp, const StepLimits& limits, Ops& ops, Workspace& memory);
-  void forward(const Matrix& gate_up, const Matrix& down, const float* gate_up_bias, const float* down_bias, ConstView h, View out);
+  void forward(const Matrix& gate_up, const Matrix& down, const float* gate_up_bias, const float* down_bias, ConstView h,
+               View out);
 
  private:
   Ops& ops_;

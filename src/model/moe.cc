@@ -28,7 +28,8 @@ void Moe::forward(const LayerWeights& w, Mlp& shared, ConstView h, View out, con
   for (int64_t begin = 0; begin < h.size(0); begin += piece_) {
     const int64_t n = std::min(piece_, h.size(0) - begin), routed = n * routing.top_k;
     const ConstView x = h.rows(begin, n);
-    const View y = out.rows(begin, n), logits = logits_.rows(0, n), experts = experts_.rows(0, n), weights = weights_.rows(0, n);
+    const View y = out.rows(begin, n), logits = logits_.rows(0, n), experts = experts_.rows(0, n),
+               weights = weights_.rows(0, n);
     ops_.linear(*w.router, x, nullptr, logits);
     ops_.route(logits, routing, experts, weights);
     if (chosen != nullptr) (*chosen)(experts, weights);

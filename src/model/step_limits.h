@@ -11,18 +11,18 @@ namespace weft {
 
 /// The largest step that a model is built for. All buffers follow from these; larger plans are our bug.
 struct StepLimits {
-  DType dtype = DType::bf16;           ///< compute dtype
-  int64_t rows = 0;                    ///< T: --max-num-batched-tokens
-  int64_t sequences = 0;               ///< table slots: --max-num-seqs
+  DType dtype = DType::bf16;  ///< compute dtype
+  int64_t rows = 0;           ///< T: --max-num-batched-tokens
+  int64_t sequences = 0;      ///< table slots: --max-num-seqs
   int64_t blocks_per_sequence = 0;
-  int64_t query_rows = 0;              ///< rows of one query exchange; longer runs go in pieces
-  int64_t context_rows = 0;            ///< rows of one rank in one context gather
-  int64_t expert_rows = 0;             ///< rows routed at once
-  int64_t logit_rows = 0;              ///< logit rows computed at once
+  int64_t query_rows = 0;    ///< rows of one query exchange; longer runs go in pieces
+  int64_t context_rows = 0;  ///< rows of one rank in one context gather
+  int64_t expert_rows = 0;   ///< rows routed at once
+  int64_t logit_rows = 0;    ///< logit rows computed at once
 };
 
-/// Queries cross in pieces of this many rows: at 128 heads of 576 + 2 x 512 bf16 elements about 210 MB of exchange buffers, small
-/// beside the KV memory of a rank, and long enough that one exchange is bound by bytes rather than by latency.
+/// Queries cross in pieces of this many rows: at 128 heads of 576 + 2 x 512 bf16 elements about 210 MB of exchange buffers,
+/// small beside the KV memory of a rank, and long enough that one exchange is bound by bytes rather than by latency.
 constexpr int64_t kQueryRows = 512;
 /// Rows of all ranks that one context gather receives, where the user sets no other bound.
 constexpr int64_t kContextGatherRows = 4096;

@@ -9,8 +9,8 @@
 
 namespace weft {
 
-/// Lays tensors into one piece of memory, in order, each aligned to 64 bytes. The same code runs twice: first to measure how much
-/// is needed (no memory), then to place. Tensors that never live at the same time share space through mark() and rewind().
+/// Lays tensors into one piece of memory, in order, each aligned to 64 bytes. The same code runs twice: first to measure how
+/// much is needed (no memory), then to place. Tensors that never live at the same time share space through mark() and rewind().
 ///
 ///   Workspace measure;            auto sizes = Tensors(measure);   // views are empty
 ///   Buffer memory = ops.allocate(measure.peak());

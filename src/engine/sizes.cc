@@ -1,0 +1,155 @@
+#include "engine/sizes.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+
+#include "comm/thread_group.h"
+#include "exchange/collective_exchange.h"
+#include "model/decoder.h"
+#include "model/weights.h"
+#include "ops/make_ops.h"
+
+namespace weft {
+namespace {
+
+/// KV memory of all ranks together where the user names none.
+constexpr int64_t kDefaultKvBytes = int64_t{4} << 30;
+
+void require_positive(const char* flag, int64_t value) {
+  if (value < 1) throw UserError("{} must be at least 1: got {}", flag, value);
+}
+
+DType resolve_dtype(const ModelConfig& model, const EngineConfig& config) {
+  switch (config.dtype) {
+    case ComputeDType::f32:
+      return DType::f32;
+    case ComputeDType::bf16:
+      return DType::bf16;
+    case ComputeDType::automatic:
+      break;
+  }
+  return model.stored_dtype == DType::f32 ? DType::f32 : DType::bf16;
+}
+
+/// Memory that this machine can still give away, in bytes.
+int64_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string key, unit; file >> key;) {
+    int64_t kib = 0;
+    if (!(file >> kib)) break;
+    std::getline(file, unit);
+    if (key == "MemAvailable:") return kib * 1024;
+  }
+  return static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE) / 2;
+}
+
+/// KV memory per rank where the flags leave it open: no more than max_num_seqs sequences of full length could use.
+int64_t default_kv_bytes(const EngineConfig& config, const KvShape& shape, int64_t max_len) {
+  const int64_t total = std::min(kDefaultKvBytes, available_memory() / 2);
+  const int64_t useful = shape.block_bytes() * shape.layout.blocks_for(max_len) * config.max_num_seqs;
+  return std::min(total / config.tensor_parallel_size, useful);
+}
+
+int64_t largest_weights(const ModelConfig& model, const RankGrid& grid, DType dtype, Ops& ops) {
+  size_t most = 0;
+  for (int rank = 0; rank < grid.tp(); ++rank)
+    most = std::max(most, weight_bytes(model, grid, {.dtype = dtype, .tp_rank = rank}, ops));
+  return static_cast<int64_t>(most);
+}
+
+int64_t workspace_of(const ModelConfig& model, const RankGrid& grid, const StepLimits& limits, Ops& ops) {
+  ThreadGroup alone(1);  // a Decoder is measured without peers: its sizes depend on the grid only
+  const auto dcp = alone.join(0);
+  ThreadGroup alone_too(1);
+  const auto tp = alone_too.join(0);
+  CollectiveExchange exchange(*dcp, *tp, ops, {});
+  return static_cast<int64_t>(Decoder::workspace_bytes(model, grid, limits, ops, exchange));
+}
+
+}  // namespace
+
+ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, int64_t memory_per_rank, Ops& ops) {
+  require_positive("--max-num-seqs", config.max_num_seqs);
+  require_positive("--max-num-batched-tokens", config.max_num_batched_tokens);
+  const RankGrid grid({.tp = config.tensor_parallel_size,
+                       .dcp = config.decode_context_parallel_size,
+                       .q_heads = model.q_heads,
+                       .kv_heads = model.grid_kv_heads(),
+                       .interleave = config.cp_kv_cache_interleave_size,
+                       .block_tokens = config.block_size});
+  const DType dtype = resolve_dtype(model, config);
+  if (config.kv_cache_dtype == KvCacheDType::bf16 && dtype != DType::bf16)
+    throw UserError("--kv-cache-dtype bfloat16 needs --dtype bfloat16: the dtype is {}; use --kv-cache-dtype auto",
+                    to_string(dtype));
+  if (config.max_model_len > model.max_positions)
+    throw UserError("--max-model-len is more than the model's max_position_embeddings: {} > {}", config.max_model_len,
+                    model.max_positions);
+
+  const int64_t longest = config.max_model_len > 0 ? config.max_model_len : model.max_positions;
+  const KvShape shape{.layout = {.shard = grid.shard(), .block_tokens = config.block_size},
+                      .kv_heads = grid.rank_kv_heads(),
+                      .k_dim = model.k_dim(),
+                      .v_dim = model.v_dim(),
+                      .latent = model.mla.has_value(),
+                      .dtype = dtype,
+                      .first_layer = 0,
+                      .last_layer = model.layers,
+                      .extra_planes = {}};
+  const int64_t rows = config.max_num_batched_tokens;
+  const int64_t gather = config.context_gather_tokens > 0 ? config.context_gather_tokens : kContextGatherRows;
+  const StepLimits limits{.dtype = dtype,
+                          .rows = rows,
+                          .sequences = std::min<int64_t>(config.max_num_seqs, rows),
+                          .blocks_per_sequence = shape.layout.blocks_for(longest),
+                          .query_rows = std::min(rows, kQueryRows),
+                          .context_rows = std::max<int64_t>(1, gather / grid.dcp()),
+                          .expert_rows = std::min(rows, kExpertRows),
+                          .logit_rows = std::min(rows, kLogitRows)};
+
+  EngineSizes sizes{.weight_bytes = largest_weights(model, grid, dtype, ops),
+                    .workspace_bytes = workspace_of(model, grid, limits, ops),
+                    .exchange_bytes = static_cast<int64_t>(exchange_limits(model, grid, limits).bytes(grid.dcp())),
+                    .kv_bytes = 0,
+                    .kv_bytes_per_token = shape.token_bytes(),
+                    .capacity = {},
+                    .max_model_len = 0,
+                    .dtype = dtype,
+                    .kv_dtype = dtype};
+  if (config.num_gpu_blocks_override > 0) {
+    sizes.capacity = KvCapacity::from_blocks(shape, config.num_gpu_blocks_override);
+  } else {
+    const int64_t taken = sizes.weight_bytes + sizes.workspace_bytes + sizes.exchange_bytes;
+    const int64_t kv_bytes = memory_per_rank > 0                ? memory_per_rank - taken
+                             : config.kv_cache_memory_bytes > 0 ? config.kv_cache_memory_bytes
+                                                                : default_kv_bytes(config, shape, longest);
+    if (kv_bytes < shape.block_bytes()) {
+      throw UserError(
+          "no room for KV: {} bytes a rank are left for it and one block of {} tokens takes {} (weights {}, workspaces {}, "
+          "exchange "
+          "buffers {} bytes)",
+          std::max<int64_t>(kv_bytes, 0), shape.layout.virtual_tokens(), shape.block_bytes(), sizes.weight_bytes,
+          sizes.workspace_bytes, sizes.exchange_bytes);
+    }
+    sizes.capacity = KvCapacity::from_bytes(shape, kv_bytes);
+  }
+  sizes.kv_bytes = sizes.capacity.blocks * shape.block_bytes();
+  if (config.max_model_len > sizes.capacity.tokens) {
+    throw UserError(
+        "--max-model-len does not fit in the KV memory: {} tokens need {} bytes a rank, there are {} for {} tokens; lower "
+        "--max-model-len, or raise --kv-cache-memory-bytes or --decode-context-parallel-size",
+        config.max_model_len, shape.layout.blocks_for(config.max_model_len) * shape.block_bytes(), sizes.kv_bytes,
+        sizes.capacity.tokens);
+  }
+  sizes.max_model_len = std::min(longest, sizes.capacity.tokens);
+  return {.grid = grid, .limits = limits, .shape = shape, .sizes = sizes};
+}
+
+EngineSizes engine_sizes(const ModelConfig& model, const EngineConfig& config, int64_t memory_per_rank) {
+  const auto ops = make_cpu_ops(1);
+  return resolve(model, config, memory_per_rank, *ops).sizes;
+}
+
+}  // namespace weft

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "engine/engine.h"
+#include "model/step_limits.h"
+#include "ops/ops.h"
+
+namespace weft {
+
+/// What a start resolves flags to, before anything is allocated.
+struct ResolvedConfig {
+  RankGrid grid;
+  StepLimits limits;
+  KvShape shape;
+  EngineSizes sizes;
+};
+
+/// The one place where flags, model and memory become sizes: Engine and engine_sizes() both use it. `ops` only answers how
+/// large packed matrices are.
+ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, int64_t memory_per_rank, Ops& ops);
+
+}  // namespace weft
