@@ -49,10 +49,11 @@ struct LayerWeights {
   MatrixPtr shared_gate_up, shared_down;   ///< shared experts as one MLP, or none
 };
 
-/// Weights of layers [first_layer, last_layer) on one rank, and of the ends of the model.
+/// Weights of layers [first_layer, last_layer) on one rank, and of the ends of the model: embedding, last norm and head are
+/// there whatever the layers, so that any stage can be the first or the last.
 struct Weights {
   Buffer embedding;               ///< [vocab part, H] compute dtype, rows of this rank
-  MatrixPtr head;                 ///< [vocab part, H]
+  MatrixPtr head;                 ///< [vocab part, H]; the embedding's rows once more where the model ties them
   std::vector<float> final_norm;  ///< [H]
   int first_layer = 0;
   std::vector<LayerWeights> layers;  ///< layers[i] is layer first_layer + i
