@@ -11,4 +11,7 @@ namespace weft::cpu {
 /// wanted, as for a latent cache. Element types are equal, or float32 <-> bfloat16.
 void gather_rows(Pool& pool, const KvView& kv, const int32_t* slots, View k, View v);
 
+/// Copies `count` adjacent elements; the types are equal, or float32 <-> bfloat16. The storages do not overlap.
+void copy_elements(const void* in, DType in_dtype, int64_t count, void* out, DType out_dtype);
+
 }  // namespace weft::cpu

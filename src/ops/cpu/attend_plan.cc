@@ -1,0 +1,129 @@
+#include "ops/cpu/attend_plan.h"
+
+#include <algorithm>
+
+namespace weft::cpu {
+namespace {
+
+// A call is cut into about this many tasks of equal cost, so that up to 16 threads end within a quarter of a task's share of
+// each other. A part of fewer keys than kMinPartKeys would spend more on writing and joining its partial than on its keys.
+constexpr int64_t kTargetTasks = 64;
+constexpr int64_t kMinPartKeys = 256;
+
+// A tile costs its keys times its queries; below this many queries reading the keys costs as much as using them.
+constexpr int64_t kMemoryBoundQueries = 8;
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+int64_t cost_of(const QueryTile& tile, int64_t keys) { return keys * std::max<int64_t>(tile.count, kMemoryBoundQueries); }
+
+SeenKeys row_keys(const Attention& args, int segment, int64_t row) {
+  const int64_t at = segment * args.q.size(1) + row;
+  return {args.begin[at], std::max(args.begin[at], args.end[at])};
+}
+
+// Adds a row's keys to those of a tile; false, and nothing changed, where that would leave a gap.
+bool extend(std::span<SeenKeys> seen, const Attention& args, int64_t row) {
+  for (size_t s = 0; s < seen.size(); ++s) {
+    const SeenKeys keys = row_keys(args, static_cast<int>(s), row);
+    if (keys.size() > 0 && seen[s].size() > 0 && (keys.begin > seen[s].end || keys.end < seen[s].begin)) return false;
+  }
+  for (size_t s = 0; s < seen.size(); ++s) {
+    const SeenKeys keys = row_keys(args, static_cast<int>(s), row);
+    if (keys.size() == 0) continue;
+    if (seen[s].size() == 0) seen[s] = keys;
+    seen[s] = {std::min(seen[s].begin, keys.begin), std::max(seen[s].end, keys.end)};
+  }
+  return true;
+}
+
+}  // namespace
+
+SeenKeys seen_keys(const Attention& args, int segment, int64_t first_row, int64_t last_row) {
+  SeenKeys seen;
+  for (int64_t row = first_row; row <= last_row; ++row) {
+    const SeenKeys keys = row_keys(args, segment, row);
+    if (keys.size() == 0) continue;
+    if (seen.size() == 0) seen = keys;
+    seen = {std::min(seen.begin, keys.begin), std::max(seen.end, keys.end)};
+  }
+  return seen;
+}
+
+int kv_heads_of(const Attention& args) {
+  return args.paged.kv.k != nullptr ? args.paged.kv.kv_heads : static_cast<int>(args.rows.k.size(1));
+}
+
+void AttendPlan::build(const Attention& args) {
+  const int kv_heads = kv_heads_of(args);
+  cut_queries(args, static_cast<int>(args.q.size(0) * args.q.size(2)) / kv_heads);
+  split_keys(kv_heads);
+  list_tasks(kv_heads);
+}
+
+void AttendPlan::cut_queries(const Attention& args, int group) {
+  tiles_.clear();
+  seen_.assign(static_cast<size_t>(args.segments), SeenKeys{});
+  bool open = false;
+  const auto close = [&] {
+    if (!open) return;
+    for (SeenKeys& keys : seen_) tiles_.back().keys += keys.size(), keys = SeenKeys{};
+    open = false;
+  };
+  for (int32_t row = 0; row < args.q.size(1); ++row) {
+    if (open && (args.seq_of[row] != args.seq_of[row - 1] || !extend(seen_, args, row))) close();
+    for (int32_t head = 0; head < group;) {
+      if (open && tiles_.back().count == kTileQueries) close();
+      if (!open) {
+        tiles_.push_back({.row = row, .head = head});
+        extend(seen_, args, row);
+        open = true;
+      }
+      const int32_t taken = std::min(group - head, kTileQueries - tiles_.back().count);
+      tiles_.back().count += taken;
+      head += taken;
+    }
+  }
+  close();
+}
+
+void AttendPlan::split_keys(int kv_heads) {
+  int64_t total = 0;
+  for (const QueryTile& tile : tiles_) total += kv_heads * cost_of(tile, tile.keys);
+  const int64_t share = std::max<int64_t>(1, total / kTargetTasks);
+
+  split_tiles_.clear();
+  partials_ = 0;
+  for (size_t i = 0; i < tiles_.size(); ++i) {
+    QueryTile& tile = tiles_[i];
+    const int64_t wanted = std::min((cost_of(tile, tile.keys) + share - 1) / share, tile.keys / kMinPartKeys);
+    tile.part_keys = round_up(tile.keys / std::max<int64_t>(1, wanted), kTileKeys);
+    tile.parts = tile.keys == 0 ? 1 : static_cast<int32_t>((tile.keys + tile.part_keys - 1) / tile.part_keys);
+    if (tile.parts == 1) continue;
+    tile.first_partial = partials_;
+    partials_ += int64_t{tile.parts} * kv_heads;
+    split_tiles_.push_back(static_cast<int32_t>(i));
+  }
+}
+
+void AttendPlan::list_tasks(int kv_heads) {
+  tasks_.clear();
+  for (size_t i = 0; i < tiles_.size(); ++i) {
+    const QueryTile& tile = tiles_[i];
+    for (int32_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
+      for (int32_t part = 0; part < tile.parts; ++part) {
+        const int64_t keys = std::min(tile.part_keys, tile.keys - part * tile.part_keys);
+        tasks_.push_back({static_cast<int32_t>(i), kv_head, part, cost_of(tile, keys)});
+      }
+    }
+  }
+  // Long tasks first, so that no thread is left with one at the end.
+  std::sort(tasks_.begin(), tasks_.end(), [](const AttendTask& a, const AttendTask& b) {
+    if (a.cost != b.cost) return a.cost > b.cost;
+    if (a.tile != b.tile) return a.tile < b.tile;
+    if (a.kv_head != b.kv_head) return a.kv_head < b.kv_head;
+    return a.part < b.part;
+  });
+}
+
+}  // namespace weft::cpu
