@@ -1,0 +1,62 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace weft::bench {
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// Token `position` of prompt `sequence`: any fixed sequence of ids that the other side of a comparison can compute too, never
+/// 0 or 1. bench/peer/models.mjs has the same function.
+int32_t token(uint32_t sequence, uint32_t position, int64_t vocab);
+
+/// Seconds from the submission of a prompt of `tokens` tokens to its first generated token.
+double time_prefill(Engine& engine, int tokens);
+
+/// A batch of sequences that decodes in turns: between turns the engine rests inside its token callback, so that two engines,
+/// or an engine and another program, can be timed alternately in the same minutes. Tokens are forced, not sampled, so both
+/// sides of a comparison feed the same ones.
+class DecodeTurns {
+ public:
+  /// Runs the prompts of `sequences` sequences. After `total_steps` steps their contexts hold `context` tokens, or up to two
+  /// more where prompts are too long for one step.
+  DecodeTurns(Engine& engine, int sequences, int context, int total_steps);
+  /// Lets what is left of the run go through.
+  ~DecodeTurns();
+  DecodeTurns(const DecodeTurns&) = delete;
+  DecodeTurns& operator=(const DecodeTurns&) = delete;
+
+  /// Decodes `steps` tokens of every sequence and returns the seconds of each step, the engine's own planning included.
+  /// Requires: no more than `total_steps` in all. Throws what the engine threw.
+  std::vector<double> go(int steps);
+
+ private:
+  void run(Engine& engine, const std::vector<Prompt>& prompts);
+  void on_token(size_t prompt);
+  void rest(std::unique_lock<std::mutex>& lock);
+
+  int sequences_ = 0, total_steps_ = 0, steps_taken_ = 0;
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  int steps_left_ = 0;  // of this turn
+  bool resting_ = false, draining_ = false, over_ = false;
+  std::exception_ptr error_;
+  std::vector<double> seconds_;  // of this turn's steps
+  std::vector<int> emitted_;     // tokens of each sequence
+  int started_ = 0;              // sequences that have a token
+  size_t events_ = 0;            // token events since all sequences decode
+  Clock::time_point mark_;
+  std::thread runner_;
+};
+
+}  // namespace weft::bench
