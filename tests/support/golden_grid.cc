@@ -53,29 +53,30 @@ std::string to_string(const GridPoint& p) {
   return text;
 }
 
-std::vector<std::pair<int, int>> legal_ranks(const GridHeads& heads, int limit) {
-  std::vector<std::pair<int, int>> out;
+std::vector<Ranks> legal_ranks(const GridHeads& heads, int limit) {
+  std::vector<Ranks> out;
   for (const int tp : RankGrid::legal_tp(heads.q_heads, heads.kv_heads, limit)) {
     for (const int dcp : RankGrid::legal_dcp(heads.q_heads, heads.kv_heads, tp)) out.emplace_back(tp, dcp);
   }
   return out;
 }
 
-std::vector<GridPoint> full_grid(const GridHeads& heads) {
-  constexpr int kBlock = 16;
+std::vector<GridPoint> full_grid(const std::vector<Ranks>& ranks, const GridValues& values) {
+  const int block = values.blocks.front();
   std::vector<GridPoint> points;
-  for (const auto& [tp, dcp] : legal_ranks(heads)) {
-    for (const int interleave : {1, 4, kBlock}) {
-      for (const int budget : {16, 64, 4096}) {
+  for (const auto& [tp, dcp] : ranks) {
+    for (const int interleave : {1, 4, block}) {
+      for (const int budget : values.budgets) {
         for (const DcpExchange exchange : {DcpExchange::queries, DcpExchange::keys}) {
           for (const bool alone : {false, true}) {
             points.push_back({.tp = tp,
                               .dcp = dcp,
                               .interleave = interleave,
-                              .block_size = kBlock,
+                              .block_size = block,
                               .budget = budget,
                               .exchange = exchange,
-                              .alone = alone});
+                              .alone = alone,
+                              .gather_tokens = values.gathers.front()});
           }
         }
       }
@@ -122,43 +123,42 @@ std::vector<std::vector<int>> pairwise_cover(const std::vector<int>& sizes, cons
   return rows;
 }
 
-std::vector<std::vector<GridPoint>> sample_grid(const std::vector<GridHeads>& models) {
-  std::vector<std::vector<std::pair<int, int>>> legal;
-  std::set<std::pair<int, int>> every;
-  for (const GridHeads& heads : models) {
-    legal.push_back(legal_ranks(heads));
-    every.insert(legal.back().begin(), legal.back().end());
-  }
-  const std::vector<std::pair<int, int>> ranks(every.begin(), every.end());
+std::vector<std::vector<GridPoint>> sample_grid(const std::vector<std::vector<Ranks>>& models, const GridValues& values) {
+  if (models.empty()) return {};
+  std::set<Ranks> every;
+  for (const std::vector<Ranks>& legal : models) every.insert(legal.begin(), legal.end());
+  const std::vector<Ranks> ranks(every.begin(), every.end());
 
   enum Factor : size_t { kModel, kRanks, kInterleave, kBudget, kExchange, kBlock, kAlone, kPool, kGather, kFactors };
-  constexpr int kBudgets[] = {16, 64, 4096}, kBlocks[] = {16, 8}, kGathers[] = {0, 24};
   std::vector<int> sizes(kFactors, 2);
   sizes[kModel] = static_cast<int>(models.size());
   sizes[kRanks] = static_cast<int>(ranks.size());
   sizes[kInterleave] = 3;
-  sizes[kBudget] = 3;
+  sizes[kBudget] = static_cast<int>(values.budgets.size());
+  sizes[kBlock] = static_cast<int>(values.blocks.size());
+  sizes[kGather] = static_cast<int>(values.gathers.size());
   const auto allowed = [&](size_t f, int v, size_t g, int w) {
     if (f > g) std::swap(f, g), std::swap(v, w);
     if (f != kModel || g != kRanks) return true;
-    const auto& of_model = legal[static_cast<size_t>(v)];
-    return std::find(of_model.begin(), of_model.end(), ranks[static_cast<size_t>(w)]) != of_model.end();
+    const std::vector<Ranks>& legal = models[static_cast<size_t>(v)];
+    return std::find(legal.begin(), legal.end(), ranks[static_cast<size_t>(w)]) != legal.end();
   };
+  const auto value = [](const std::vector<int>& of, int number) { return of[static_cast<size_t>(number)]; };
 
   std::vector<std::vector<GridPoint>> points(models.size());
   for (const std::vector<int>& row : pairwise_cover(sizes, allowed)) {
     const auto& [tp, dcp] = ranks[static_cast<size_t>(row[kRanks])];
-    const int block = kBlocks[row[kBlock]], interleaves[] = {1, 4, block};
+    const int block = value(values.blocks, row[kBlock]);
     points[static_cast<size_t>(row[kModel])].push_back(
         {.tp = tp,
          .dcp = dcp,
-         .interleave = interleaves[row[kInterleave]],
+         .interleave = value({1, 4, block}, row[kInterleave]),
          .block_size = block,
-         .budget = kBudgets[row[kBudget]],
+         .budget = value(values.budgets, row[kBudget]),
          .exchange = row[kExchange] == 0 ? DcpExchange::queries : DcpExchange::keys,
          .alone = row[kAlone] == 1,
          .tight_pool = row[kPool] == 1,
-         .gather_tokens = kGathers[row[kGather]]});
+         .gather_tokens = value(values.gathers, row[kGather])});
   }
   return points;
 }

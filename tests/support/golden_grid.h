@@ -31,17 +31,24 @@ std::string to_string(const GridPoint& point);
 struct GridHeads {
   int q_heads = 1, kv_heads = 1;  ///< kv_heads 1 for MLA
 };
+/// Ranks and the size of their groups: (tp, W).
+using Ranks = std::pair<int, int>;
 /// Every legal (tp, W) with tp up to `limit`, ascending.
-std::vector<std::pair<int, int>> legal_ranks(const GridHeads& heads, int limit = 8);
+std::vector<Ranks> legal_ranks(const GridHeads& heads, int limit = 8);
 
-/// The whole product: every legal (tp, W), S in {1, 4, B}, budgets {16, 64, 4096}, both exchanges, in one batch and alone, at
-/// block size 16. Points that differ only in `alone` are neighbours, so that one engine serves both.
-std::vector<GridPoint> full_grid(const GridHeads& heads);
+/// Values that a grid takes beside (tp, W), S in {1, 4, B}, both exchanges, and prompts in one batch or alone.
+struct GridValues {
+  std::vector<int> budgets = {16, 64, 4096};
+  std::vector<int> blocks = {16, 8};   ///< full_grid takes the first
+  std::vector<int> gathers = {0, 24};  ///< full_grid takes the first
+};
 
-/// A sample over several models in which every pair of values occurs that can occur: (model, ranks), (model, S), (ranks,
-/// budget),
-/// ... Beside the values of full_grid it varies block size, pool and gather bound. points[i] belong to models[i].
-std::vector<std::vector<GridPoint>> sample_grid(const std::vector<GridHeads>& models);
+/// The whole product. Points that differ only in `alone` are neighbours, so that one engine serves both.
+std::vector<GridPoint> full_grid(const std::vector<Ranks>& ranks, const GridValues& values = {});
+
+/// A sample over several models, given by their ranks, in which every pair of values occurs that can occur: (model, ranks),
+/// (model, S), (ranks, budget), ... It also varies block size, pool and gather bound. Result [i] is of models[i].
+std::vector<std::vector<GridPoint>> sample_grid(const std::vector<std::vector<Ranks>>& models, const GridValues& values = {});
 
 /// Rows of value numbers, one per factor, such that every pair of values of two factors that `allowed` permits occurs in some
 /// row, and no row holds a pair that it forbids. Greedy and deterministic. Requires that a permitted pair can be completed by

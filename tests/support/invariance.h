@@ -1,0 +1,35 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "engine/engine.h"
+#include "support/golden_grid.h"
+
+namespace weft::test {
+
+/// Prompts on the edges of a layout of W ranks and interleave S, with seeded tokens: 1 token, fewer than W, S * W and one less
+/// and one more, a few blocks, and a long one. Each feeds `generate` given tokens and wants all logits.
+std::vector<Prompt> edge_prompts(int dcp, int interleave, int64_t vocab, int generate = 5);
+
+/// Holds the runs of one model against each other: how its KV cache is spread must not change what it computes. float32.
+class Invariance {
+ public:
+  explicit Invariance(std::filesystem::path model_dir);
+
+  /// Largest difference of any logit at `point` to W = 1 at the same tp, in standard deviations of the logits.
+  double against_one_rank(const GridPoint& point);
+  /// Largest difference of any logit at `point` to the float64 reference model, likewise.
+  double against_reference(const GridPoint& point) const;
+
+ private:
+  std::vector<PromptResult> run(const GridPoint& point, const std::vector<Prompt>& prompts) const;
+
+  std::filesystem::path model_dir_;
+  int64_t vocab_ = 0;
+  std::map<std::tuple<int, int, int>, std::vector<PromptResult>> base_;  ///< W = 1, by tp and by the W and S of the prompts
+};
+
+}  // namespace weft::test
