@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <ostream>
 #include <thread>
 #include <vector>
 
@@ -40,6 +41,7 @@ struct Case {
   Backend backend;
   int size;
 };
+std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.backend.name << c.size; }
 
 class CommunicatorTest : public ::testing::TestWithParam<Case> {
  protected:
@@ -238,7 +240,7 @@ TEST_P(CommunicatorTest, AbortComesAfterTheCallsBeforeIt) {
 INSTANTIATE_TEST_SUITE_P(Groups, CommunicatorTest,
                          ::testing::Values(Case{kThreads, 1}, Case{kThreads, 2}, Case{kThreads, 3}, Case{kThreads, 4},
                                            Case{kThreads, 8}),
-                         [](const auto& test) { return test.param.backend.name + std::to_string(test.param.size); });
+                         ::testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace weft
