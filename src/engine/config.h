@@ -13,6 +13,7 @@ enum class LoadFormat : uint8_t { automatic, safetensors, dummy };
 enum class DcpExchange : uint8_t { automatic, queries, keys };
 enum class KvCacheDType : uint8_t { automatic, bf16 };
 enum class ComputeDType : uint8_t { automatic, bf16, f32 };
+enum class Device : uint8_t { automatic, cpu };
 
 /// What the user asks for: one field per engine flag, 0 or `automatic` where Weft chooses. tools/flags.cc documents each.
 struct EngineConfig {
@@ -30,7 +31,8 @@ struct EngineConfig {
   int64_t num_gpu_blocks_override = 0;  ///< 0: from the memory
   LoadFormat load_format = LoadFormat::automatic;
   int num_layers = 0;  ///< 0: all
-  int threads = 0;     ///< of all ranks together; 0: the cores this process may use
+  Device device = Device::automatic;
+  int threads = 0;  ///< of all ranks together; 0: the cores this process may use
   uint64_t seed = 0;
   DcpExchange dcp_exchange = DcpExchange::automatic;
   int64_t context_gather_tokens = 0;  ///< bound on the rows that one context gather receives; 0: chosen

@@ -1,0 +1,178 @@
+#include "tools/command_line.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace weft {
+namespace {
+
+/// A flag of one command.
+struct Option {
+  std::string name;
+  std::string value;  ///< placeholder, "" for a switch
+  std::string help;
+  bool required = false;
+};
+
+struct Command {
+  std::string name, summary;
+  std::string positional = {};  ///< "MODEL", or ""
+  bool takes_engine_flags = false;
+  std::vector<Option> options = {};
+};
+
+const std::vector<Command>& commands() {
+  static const std::vector<Command> all = {
+      {.name = "generate",
+       .summary = "Continue a prompt of token ids, greedily.",
+       .positional = "MODEL",
+       .takes_engine_flags = true,
+       .options = {{.name = "prompt-ids", .value = "5,6,7", .help = "The prompt.", .required = true},
+                   {.name = "max-tokens", .value = "N", .help = "Tokens to generate; 16 if not given."}}},
+      {.name = "eval",
+       .summary = "Run a file of prompts, and write logits and tokens as safetensors.",
+       .positional = "MODEL",
+       .takes_engine_flags = true,
+       .options = {{.name = "prompts", .value = "IN.json", .help = "The prompts; docs/eval.md says how.", .required = true},
+                   {.name = "out", .value = "OUT.safetensors", .help = "The results.", .required = true}}},
+      {.name = "inspect",
+       .summary = "Sizes and limits of a model under these flags, from its config.json alone.",
+       .positional = "MODEL",
+       .takes_engine_flags = true,
+       .options = {{.name = "json", .value = "", .help = "As JSON."},
+                   {.name = "memory-per-rank",
+                    .value = "BYTES",
+                    .help =
+                        "A budget for weights, workspaces, exchange buffers and KV of a rank together, also as 80g or 64G."}}},
+      {.name = "flags",
+       .summary = "The engine flags.",
+       .options = {{.name = "markdown", .value = "", .help = "As docs/flags.md."}}},
+      {.name = "version", .summary = "The version."},
+      {.name = "help", .summary = "This text, or the help of a command.", .positional = "COMMAND"},
+  };
+  return all;
+}
+
+const Command* find_command(const std::string& name) {
+  const auto it = std::find_if(commands().begin(), commands().end(), [&](const Command& c) { return c.name == name; });
+  return it == commands().end() ? nullptr : &*it;
+}
+
+[[noreturn]] void refuse_command(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Command& command : commands()) names.push_back(command.name);
+  const std::string near = closest(name, names);
+  throw UserError("unknown command {}: {}one of {}", name, near.empty() ? "" : "did you mean " + near + "? It must be ",
+                  fmt::join(names, ", "));
+}
+
+/// `argument` is left over after everything known was taken.
+[[noreturn]] void refuse_argument(const Command& command, const std::string& argument) {
+  if (!argument.starts_with('-')) throw UserError("weft {}: unexpected argument {}", command.name, argument);
+  std::vector<std::string> known = {"--help"};
+  for (const Option& option : command.options) known.push_back("--" + option.name);
+  if (command.takes_engine_flags) {
+    for (const Flag& flag : engine_flags()) {
+      known.push_back("--" + flag.name);
+      if (!flag.short_name.empty()) known.push_back("-" + flag.short_name);
+      for (const std::string& alias : flag.aliases) known.push_back("--" + alias);
+    }
+  }
+  const std::string spelling = argument.substr(0, argument.find('=')), near = closest(spelling, known);
+  throw UserError("weft {}: unknown flag {}{}", command.name, spelling, near.empty() ? "" : "; did you mean " + near + "?");
+}
+
+}  // namespace
+
+Invocation parse_command_line(const std::vector<std::string>& arguments, const Environment& environment) {
+  if (arguments.empty() || arguments.front() == "--help" || arguments.front() == "-h") return {.command = "help"};
+  if (arguments.front() == "--version") return {.command = "version"};
+  const Command* command = find_command(arguments.front());
+  if (command == nullptr) refuse_command(arguments.front());
+
+  std::vector<std::string> rest(arguments.begin() + 1, arguments.end());
+  if (std::find(rest.begin(), rest.end(), "--help") != rest.end() || std::find(rest.begin(), rest.end(), "-h") != rest.end())
+    return {.command = "help", .about = command->name};
+  if (command->takes_engine_flags) rest = plain_arguments(rest);
+
+  CLI::App app;
+  app.set_help_flag();
+  app.allow_extras();
+  std::string positional;
+  if (!command->positional.empty()) app.add_option(command->positional, positional);
+  std::map<std::string, std::string> values;
+  std::map<std::string, bool> switches;
+  for (const Option& option : command->options) {
+    if (option.value.empty()) {
+      app.add_flag("--" + option.name, switches[option.name]);
+    } else {
+      app.add_option("--" + option.name, values[option.name])->take_last();
+    }
+  }
+  std::map<std::string, std::string> engine_values;
+  if (command->takes_engine_flags)
+    for (const Flag& flag : engine_flags()) app.add_option("--" + flag.name, engine_values[flag.name])->take_last();
+  try {
+    std::reverse(rest.begin(), rest.end());  // CLI11 takes arguments from the back
+    app.parse(rest);
+  } catch (const CLI::ParseError& error) {
+    throw UserError("weft {}: {}", command->name, error.what());
+  }
+  if (!app.remaining().empty()) refuse_argument(*command, app.remaining().front());
+
+  Invocation out{.command = command->name};
+  for (const Option& option : command->options) {
+    if (app.count("--" + option.name) > 0) {
+      out.options[option.name] = option.value.empty() ? "" : values[option.name];
+    } else if (option.required) {
+      throw UserError("weft {} needs --{} {}", command->name, option.name, option.value);
+    }
+  }
+  if (command->takes_engine_flags) {
+    if (positional.empty())
+      throw UserError("weft {} needs a {}: a folder with config.json", command->name, command->positional);
+    std::vector<std::pair<const Flag*, std::string>> given;
+    for (const Flag& flag : engine_flags())
+      if (app.count("--" + flag.name) > 0) given.emplace_back(&flag, engine_values[flag.name]);
+    out.engine = engine_config(given, environment);
+    out.engine.model_dir = positional;
+  } else if (command->name == "help" && !positional.empty()) {
+    if (find_command(positional) == nullptr) refuse_command(positional);
+    out.about = positional;
+  }
+  return out;
+}
+
+std::string help_text(const std::string& name) {
+  const Command* command = find_command(name);
+  if (command == nullptr) {
+    std::string out = "weft: long-context inference with the KV cache of every sequence woven across ranks\n\nusage:\n";
+    for (const Command& c : commands())
+      out += fmt::format("  weft {:26}{}\n",
+                         c.name + (c.positional.empty() ? "" : " " + c.positional) + (c.takes_engine_flags ? " [flags]" : ""),
+                         c.summary);
+    return out +
+           "\n`weft COMMAND --help` lists its flags. Exit status: 0 done, 1 the machine failed, 2 what was asked for cannot be "
+           "done.\n";
+  }
+  std::string usage = "usage: weft " + command->name, options;
+  if (!command->positional.empty()) usage += " " + command->positional;
+  for (const Option& option : command->options) {
+    const std::string text = "--" + option.name + (option.value.empty() ? "" : " " + option.value);
+    usage += option.required ? " " + text : " [" + text + "]";
+    options += fmt::format("  {:34}{}\n", text, option.help);
+  }
+  if (command->takes_engine_flags) usage += " [engine flags]";
+  std::string out = usage + "\n" + command->summary + "\n";
+  if (!options.empty()) out += "\n" + options;
+  return command->takes_engine_flags ? out + "\nEngine flags, as: values. [default] (environment variable)\n" + flags_help()
+                                     : out;
+}
+
+}  // namespace weft

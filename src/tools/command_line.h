@@ -1,0 +1,30 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "engine/config.h"
+#include "tools/flags.h"
+
+namespace weft {
+
+/// What the user asks `weft` to do.
+struct Invocation {
+  std::string command;     ///< generate, eval, inspect, flags, version or help
+  std::string about = {};  ///< help: of this command, "" for all
+  EngineConfig engine = {};
+  std::map<std::string, std::string> options = {};  ///< the command's own, by name; a switch that is given holds ""
+
+  bool has(const std::string& option) const { return options.contains(option); }
+  const std::string& operator[](const std::string& option) const { return options.at(option); }
+};
+
+/// Reads a command line, program name not included. Throws UserError for what it cannot read: names the argument, and what was
+/// probably meant.
+Invocation parse_command_line(const std::vector<std::string>& arguments, const Environment& environment);
+
+/// What `weft help` and `weft COMMAND --help` print.
+std::string help_text(const std::string& command);
+
+}  // namespace weft

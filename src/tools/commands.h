@@ -1,0 +1,16 @@
+#pragma once
+
+#include "tools/command_line.h"
+
+namespace weft {
+
+/// The commands that do work. Results go to standard output, progress and warnings to standard error. Throw UserError and
+/// SystemError.
+void run_generate(const Invocation& invocation);
+void run_eval(const Invocation& invocation);
+void run_inspect(const Invocation& invocation);
+
+/// "5,6,7" as token ids. Throws UserError.
+std::vector<int32_t> parse_token_ids(const std::string& text);
+
+}  // namespace weft

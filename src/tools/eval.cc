@@ -1,0 +1,47 @@
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+
+#include "base/check.h"
+#include "engine/engine.h"
+#include "model/safetensors.h"
+#include "tools/commands.h"
+#include "tools/prompts.h"
+
+namespace weft {
+namespace {
+
+/// Fails before the work rather than after it.
+void require_writable_folder(const std::filesystem::path& file) {
+  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  if (std::filesystem::is_directory(file)) throw UserError("--out must be a file, this is a folder: {}", file.string());
+  if (!std::filesystem::is_directory(folder)) throw UserError("--out is in a folder that does not exist: {}", file.string());
+}
+
+}  // namespace
+
+void run_eval(const Invocation& invocation) {
+  const std::vector<Prompt> prompts = load_prompts(invocation["prompts"]);
+  const std::filesystem::path out_path = invocation["out"];
+  require_writable_folder(out_path);
+
+  Engine engine(invocation.engine);
+  const auto began = std::chrono::steady_clock::now();
+  const std::vector<PromptResult> results = engine.run(prompts);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+
+  SafetensorsWriter out;
+  size_t read = 0, generated = 0;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    add_result(engine.model(), prompts[i], results[i], out);
+    read += prompts[i].input_ids.size();
+    generated += results[i].gen_ids.size();
+  }
+  out.write(out_path);
+  std::puts(fmt::format("{} prompts, {} tokens read and {} generated in {:.2f} s, results in {}", prompts.size(), read,
+                        generated, seconds, out_path.string())
+                .c_str());
+}
+
+}  // namespace weft

@@ -1,0 +1,43 @@
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "tools/command_line.h"
+#include "tools/commands.h"
+
+namespace {
+
+constexpr int kFailed = 1, kRefused = 2;
+
+void run(const weft::Invocation& invocation) {
+  const std::string& command = invocation.command;
+  if (command == "generate") return weft::run_generate(invocation);
+  if (command == "eval") return weft::run_eval(invocation);
+  if (command == "inspect") return weft::run_inspect(invocation);
+  const std::string text = command == "version"         ? "weft " WEFT_VERSION "\n"
+                           : command == "help"          ? weft::help_text(invocation.about)
+                           : invocation.has("markdown") ? weft::flags_markdown()
+                                                        : weft::flags_help();
+  std::fputs(text.c_str(), stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  weft::log::start();
+  try {
+    run(weft::parse_command_line(std::vector<std::string>(argv + 1, argv + argc),
+                                 [](const char* name) { return std::getenv(name); }));
+    return 0;
+  } catch (const weft::UserError& error) {
+    std::fprintf(stderr, "weft: %s\n", error.what());
+    return kRefused;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "weft: %s\n", error.what());
+    return kFailed;
+  }
+}
