@@ -1,5 +1,8 @@
-// Times model steps of Weft on request, for comparisons with other programs. Reads one request a line from standard input and
-// answers each with one line:
+// Times model steps of Weft on request, for comparisons with other programs.
+//
+//   weft_step_bench MODEL_DIR [engine flags]
+//
+// Reads one request a line from standard input and answers each with one line:
 //
 //   prefill TOKENS                       ok SECONDS                  one prompt, to its first generated token
 //   decode SEQUENCES CONTEXT STEPS       ok                          prompts read; STEPS steps may follow, ending at CONTEXT
@@ -7,17 +10,21 @@
 //   end                                  ok                          of this decode
 //
 // Between requests the program waits in a read, so two programs can take turns. A failure ends it with a message on stderr.
-#include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "engine/engine.h"
+#include "tools/flags.h"
 #include "turns.h"
 
 namespace {
@@ -56,22 +63,32 @@ void serve(Engine& engine) {
   }
 }
 
+/// MODEL_DIR and engine flags as `weft eval` takes them.
+EngineConfig parse(int argc, char** argv) {
+  std::vector<std::pair<const weft::Flag*, std::string>> given;
+  std::string model;
+  for (const std::string& argument : weft::plain_arguments({argv + 1, argv + argc})) {
+    if (!argument.starts_with("--")) {
+      model = argument;
+      continue;
+    }
+    const size_t equals = std::min(argument.find('='), argument.size());
+    const weft::Flag* flag = weft::find_flag(argument.substr(2, equals - 2));
+    if (!flag || equals == argument.size()) throw weft::UserError("not an engine flag with a value: " + argument);
+    given.emplace_back(flag, argument.substr(equals + 1));
+  }
+  if (model.empty()) throw weft::UserError("usage: weft_step_bench MODEL_DIR [engine flags]");
+  EngineConfig config = weft::engine_config(given, [](const char* name) { return std::getenv(name); });
+  config.model_dir = model;
+  return config;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   weft::log::start();
-  CLI::App app("Times model steps on request; see the head of bench/step_bench.cc for the requests.");
-  EngineConfig config;
-  int64_t kv_tokens = 8192;
-  app.add_option("model", config.model_dir, "Folder with config.json and weights")->required();
-  app.add_option("--threads", config.threads, "Threads of all ranks together");
-  app.add_option("--max-num-batched-tokens", config.max_num_batched_tokens, "Tokens of a step, hence the chunk of a prefill");
-  app.add_option("--kv-tokens", kv_tokens, "Tokens that the KV cache holds");
-  CLI11_PARSE(app, argc, argv);
-  config.num_gpu_blocks_override = (kv_tokens + config.block_size - 1) / config.block_size;
-  config.max_num_seqs = 32;
   try {
-    Engine engine(config);
+    Engine engine(parse(argc, argv));
     serve(engine);
   } catch (const std::exception& error) {
     weft::log::error("{}", error.what());

@@ -73,9 +73,12 @@ function startPeer(model, flash, chunk) {
   ]);
 }
 
-function startWeft(model, chunk, kvTokens) {
+function startWeft(model, chunk, sequences, context) {
+  // Room for each sequence and a few tokens more: 16 tokens to a block.
+  const blocks = sequences * (Math.ceil(context / 16) + 4);
   return new Program(`chunk ${chunk}`, path.join(build, 'weft_step_bench'), [
-    path.join(dir, model), '--threads', flags.threads, '--max-num-batched-tokens', String(chunk), '--kv-tokens', String(kvTokens),
+    path.join(dir, model), '--threads', flags.threads, '--max-num-batched-tokens', String(chunk), '--max-num-seqs', '32',
+    '--num-gpu-blocks-override', String(blocks), '--block-size', '16',
   ]);
 }
 
@@ -106,6 +109,23 @@ async function fastest(programs, row) {
     if (!best || time < best.time) best = { program, time };
   }
   return best.program;
+}
+
+/// The peer programs of a decode row: both kinds of attention, unless their caches would not fit beside each other and Weft's;
+/// then each runs alone first, and the faster one again.
+async function decodePeers(row) {
+  const start = (flash) => startPeer(row.model, flash, 512);
+  const config = MODELS[row.model];
+  const cacheBytes = stepBytes(config, row.sequences, row.context) - stepBytes(config, row.sequences, 0);
+  if (cacheBytes < 3e9) return [start('off'), start('on')];
+  const times = {};
+  for (const flash of ['off', 'on']) {
+    const program = start(flash);
+    await program.ask(`decode ${row.sequences} ${row.context} ${STEPS}`);
+    times[flash] = await seconds(program, row);
+    await program.close();
+  }
+  return [start(times.on < times.off ? 'on' : 'off')];
 }
 
 /// Times of one row: { peer, weft, before, after, rounds: [[peer seconds, weft seconds], ...] }.
@@ -149,7 +169,7 @@ for (const model of Object.keys(TARGETS)) {
   const prefill = mine.filter((row) => row.kind === 'prefill');
   if (prefill.length > 0) {
     const peers = ['off', 'on'].flatMap((flash) => [256, 512].map((chunk) => startPeer(model, flash, chunk)));
-    const wefts = [512, 2048].map((chunk) => startWeft(model, chunk, 4096 + 64));
+    const wefts = [512, 2048].map((chunk) => startWeft(model, chunk, 1, 4096));
     for (const row of prefill) {
       results.push(await measure(row, peers, wefts));
       console.log(tableRow(results.at(-1)));
@@ -157,8 +177,8 @@ for (const model of Object.keys(TARGETS)) {
     for (const program of [...peers, ...wefts]) await program.close();
   }
   for (const row of mine.filter((r) => r.kind === 'decode')) {
-    const peers = ['off', 'on'].map((flash) => startPeer(model, flash, 512));
-    const wefts = [startWeft(model, 2048, row.sequences * (row.context + 64))];
+    const peers = await decodePeers(row);
+    const wefts = [startWeft(model, 2048, row.sequences, row.context)];
     results.push(await measure(row, peers, wefts));
     console.log(tableRow(results.at(-1)));
     for (const program of [...peers, ...wefts]) await program.close();
