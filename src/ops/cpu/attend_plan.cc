@@ -73,7 +73,6 @@ void AttendPlan::cut_queries(const Attention& args, int group) {
   for (int32_t row = 0; row < args.q.size(1); ++row) {
     if (open && (args.seq_of[row] != args.seq_of[row - 1] || !extend(seen_, args, row))) close();
     for (int32_t head = 0; head < group;) {
-      if (open && tiles_.back().count == kTileQueries) close();
       if (!open) {
         tiles_.push_back({.row = row, .head = head});
         extend(seen_, args, row);
@@ -82,6 +81,7 @@ void AttendPlan::cut_queries(const Attention& args, int group) {
       const int32_t taken = std::min(group - head, kTileQueries - tiles_.back().count);
       tiles_.back().count += taken;
       head += taken;
+      if (tiles_.back().count == kTileQueries) close();
     }
   }
   close();
