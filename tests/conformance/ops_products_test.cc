@@ -1,5 +1,6 @@
 #include <cmath>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 
@@ -19,15 +20,17 @@ using test::Strided;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-/// One backend for each number of threads, made once.
-Ops& ops_with(int threads) {
-  static std::vector<std::unique_ptr<CpuOps>> all(4);
-  auto& ops = all[static_cast<size_t>(threads)];
-  if (!ops) ops = std::make_unique<CpuOps>(threads);
+/// One backend for each number of threads and way to multiply many rows, made once.
+Ops& ops_with(int threads, cpu::ManyRows many_rows = cpu::ManyRows::panels) {
+  static std::map<std::pair<int, cpu::ManyRows>, std::unique_ptr<CpuOps>> all;
+  auto& ops = all[{threads, many_rows}];
+  if (!ops) ops = std::make_unique<CpuOps>(threads, many_rows);
   return *ops;
 }
 
-Ops& any_ops(Gen& gen) { return ops_with(static_cast<int>(gen.in(1, 3))); }
+Ops& any_ops(Gen& gen) {
+  return ops_with(static_cast<int>(gen.in(1, 3)), gen.pick({cpu::ManyRows::panels, cpu::ManyRows::onednn}));
+}
 
 DType any_dtype(Gen& gen) { return gen.pick({DType::f32, DType::bf16}); }
 
@@ -144,7 +147,7 @@ TEST(Linear, OfADeepMatrix) {
   for_each_case(
       [](Gen& gen) {
         Ops& ops = any_ops(gen);
-        const int64_t rows = gen.in(1, 9), in = gen.in(1000, 4100), out = gen.in(1, 200);
+        const int64_t rows = gen.pick<int64_t>({1, 5, 8, 97}), in = gen.in(1000, 4100), out = gen.in(1, 140);
         const DType dtype = any_dtype(gen);
         Strided w(gen, dtype, {out, in}), x(gen, dtype, {rows, in}), y(gen, DType::f32, {rows, out});
         ops.linear(*ops.pack(w.view(), dtype), x.view(), nullptr, y.view());

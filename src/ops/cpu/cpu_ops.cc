@@ -71,7 +71,7 @@ View packed_like(const ConstView& like, void* data) {
 
 }  // namespace
 
-CpuOps::CpuOps(int threads) : pool_(threads), products_(pool_) {}
+CpuOps::CpuOps(int threads, cpu::ManyRows many_rows) : pool_(threads), products_(pool_, many_rows) {}
 
 // --- memory -----------------------------------------------------------------------------------------------------------
 

@@ -10,11 +10,12 @@ namespace weft {
 /// The operators on the cores of this machine: checks of shapes and types, then calls. Every operator is done when it returns.
 /// The kernels are in namespace weft::cpu, a file for each family.
 ///
-/// Results do not depend on the number of threads, and a row's result does not depend on the other rows of the call.
+/// Results do not depend on the number of threads. Unless oneDNN multiplies many rows, a row's result does not depend on the
+/// other rows of the call either.
 class CpuOps final : public Ops {
  public:
   /// `threads` >= 1 cores are used, the caller's included.
-  explicit CpuOps(int threads);
+  explicit CpuOps(int threads, cpu::ManyRows many_rows = cpu::fastest_for_many_rows());
   Pool& pool() { return pool_; }
 
   Buffer allocate(size_t bytes) override;

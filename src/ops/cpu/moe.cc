@@ -37,16 +37,15 @@ void sigmoid(std::span<double> scores) {
 }
 
 /// The indices of the best of `ranks`, as many as `chosen` holds, equal ones by lower index, in ascending order.
-void choose_best(std::span<double> ranks, std::span<int32_t> chosen) {
-  std::array<bool, kMaxExperts> taken;
-  std::fill_n(taken.begin(), ranks.size(), false);
-  for (size_t n = 0; n < chosen.size(); ++n) {
-    size_t best = ranks.size();
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      if (!taken[i] && (best == ranks.size() || precedes(ranks[i], ranks[best]))) best = i;
-    }
-    taken[best] = true;
-    chosen[n] = static_cast<int32_t>(best);
+void choose_best(std::span<const double> ranks, std::span<int32_t> chosen) {
+  size_t filled = 0;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const auto beaten = [&](size_t place) { return precedes(ranks[i], ranks[static_cast<size_t>(chosen[place])]); };
+    if (filled == chosen.size() && !beaten(filled - 1)) continue;
+    if (filled < chosen.size()) ++filled;
+    size_t place = filled - 1;
+    for (; place > 0 && beaten(place - 1); --place) chosen[place] = chosen[place - 1];
+    chosen[place] = static_cast<int32_t>(i);
   }
   std::sort(chosen.begin(), chosen.end());
 }

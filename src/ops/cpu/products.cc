@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 namespace weft::cpu {
 namespace {
@@ -19,18 +20,39 @@ constexpr int64_t kTasksPerThread = 4;
 
 }  // namespace
 
+Products::Products(Pool& pool, ManyRows many_rows)
+    : pool_(pool), many_rows_(many_rows), onednn_(pool.threads()), gathered_(static_cast<size_t>(pool.threads())) {}
+
 void Products::add(const Product& product) {
   if (product.rows == 0 || product.w->out() == 0) return;
   products_.push_back(product);
 }
 
-void Products::cut(const Product& product, int32_t index, int64_t panels_per_task) {
+OneDnn::Primitive* Products::primitive_for(const Product& product, const Task& task, DType out) {
+  const PackedMatrix& w = *product.w;
+  if (many_rows_ == ManyRows::panels || task.rows < kRowsPerTask || w.in() == 0) return nullptr;
+  const auto x_bytes = static_cast<int64_t>(size_of(w.dtype())), out_bytes = static_cast<int64_t>(size_of(out));
+  return onednn_.primitive({.x = w.dtype(),
+                            .out = out,
+                            .rows = task.rows,
+                            .columns = std::min(task.panels * kPanelColumns, w.out() - task.panel * kPanelColumns),
+                            .depth = w.in(),
+                            .x_stride = product.source != nullptr ? w.in() : product.x_stride / x_bytes,
+                            .out_stride = product.out_stride / out_bytes,
+                            .bias = product.bias != nullptr});
+}
+
+void Products::cut(const Product& product, int32_t index, int64_t panels_per_task, DType out) {
+  // Even blocks for the panel kernels; whole ones and a rest for oneDNN, which needs code for each number of rows.
   const int64_t blocks = (product.rows + kRowsPerTask - 1) / kRowsPerTask;
   for (int64_t block = 0, row = 0; block < blocks; ++block) {
-    const int64_t rows = (product.rows - row) / (blocks - block);
+    const int64_t left = product.rows - row;
+    const int64_t rows = many_rows_ == ManyRows::panels ? left / (blocks - block) : std::min(left, kRowsPerTask);
     for (int64_t panel = 0; panel < product.w->panels(); panel += panels_per_task) {
       const int64_t panels = std::min(panels_per_task, product.w->panels() - panel);
-      tasks_.push_back({.product = index, .row = row, .rows = rows, .panel = panel, .panels = panels});
+      Task& task = tasks_.emplace_back(
+          Task{.product = index, .row = row, .rows = rows, .panel = panel, .panels = panels, .primitive = nullptr});
+      task.primitive = primitive_for(product, task, out);
     }
     row += rows;
   }
@@ -44,15 +66,17 @@ void Products::run(DType out) {
   const int64_t even = panels / (kTasksPerThread * pool_.threads());
   const int64_t panels_per_task = std::max<int64_t>(1, std::min(static_cast<int64_t>(kTaskBytes / panel_bytes), even));
   tasks_.clear();
-  for (size_t i = 0; i < products_.size(); ++i) cut(products_[i], static_cast<int32_t>(i), panels_per_task);
+  for (size_t i = 0; i < products_.size(); ++i) cut(products_[i], static_cast<int32_t>(i), panels_per_task, out);
 
   const PanelKernel kernel = panel_kernel(products_.front().w->dtype(), out);
-  pool_.run(static_cast<int64_t>(tasks_.size()),
-            [&](int64_t i, int) { run_task(tasks_[static_cast<size_t>(i)], kernel, size_of(out)); });
+  pool_.run(static_cast<int64_t>(tasks_.size()), [&](int64_t i, int thread) {
+    const Task& task = tasks_[static_cast<size_t>(i)];
+    task.primitive != nullptr ? multiply_with_onednn(task, thread, size_of(out)) : multiply_panels(task, kernel, size_of(out));
+  });
   products_.clear();
 }
 
-void Products::run_task(const Task& task, PanelKernel kernel, size_t out_bytes) const {
+void Products::multiply_panels(const Task& task, PanelKernel kernel, size_t out_bytes) const {
   const Product& product = products_[static_cast<size_t>(task.product)];
   const PackedMatrix& w = *product.w;
   std::array<const std::byte*, kRowsPerTask> x;
@@ -73,6 +97,25 @@ void Products::run_task(const Task& task, PanelKernel kernel, size_t out_bytes) 
             .bias = product.bias != nullptr ? product.bias + column : nullptr,
             .columns = std::min(kPanelColumns, w.out() - column)});
   }
+}
+
+void Products::multiply_with_onednn(const Task& task, int thread, size_t out_bytes) {
+  const Product& product = products_[static_cast<size_t>(task.product)];
+  const PackedMatrix& w = *product.w;
+  const std::byte* x = product.x + task.row * product.x_stride;
+  if (product.source != nullptr) {
+    std::vector<std::byte>& rows = gathered_[static_cast<size_t>(thread)];
+    const size_t row_bytes = static_cast<size_t>(w.in()) * size_of(w.dtype());
+    rows.resize(std::max(rows.size(), static_cast<size_t>(task.rows) * row_bytes));
+    for (int64_t i = 0; i < task.rows; ++i) {
+      const std::byte* row = product.x + product.source[task.row + i] * product.x_stride;
+      std::memcpy(rows.data() + static_cast<size_t>(i) * row_bytes, row, row_bytes);
+    }
+    x = rows.data();
+  }
+  const int64_t column = task.panel * kPanelColumns;
+  OneDnn::multiply(*task.primitive, thread, x, w.panel(task.panel), product.bias != nullptr ? product.bias + column : nullptr,
+                   product.out + task.row * product.out_stride + column * static_cast<int64_t>(out_bytes));
 }
 
 }  // namespace weft::cpu

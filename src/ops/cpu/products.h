@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ops/cpu/onednn.h"
 #include "ops/cpu/packed.h"
 #include "ops/cpu/pool.h"
 
@@ -20,14 +21,22 @@ struct Product {
   int64_t out_stride = 0;
 };
 
+/// Who multiplies blocks of many rows.
+enum class ManyRows : uint8_t {
+  panels,  ///< the panel kernels, which multiply few rows in any case
+  onednn,  ///< oneDNN, where it can
+};
+inline ManyRows fastest_for_many_rows() { return OneDnn::is_faster() ? ManyRows::onednn : ManyRows::panels; }
+
 /// Multiplies rows by matrices: any number of products in one parallel region, which is cut by rows and by panels, so that one
-/// row of one matrix and one row of each of many experts keep all threads busy alike. A row of a result depends on the row
-/// and the matrix alone: not on the other rows, nor on the number of threads.
+/// row of one matrix and one row of each of many experts keep all threads busy alike. With ManyRows::panels a row of a result
+/// depends on the row and the matrix alone: not on the other rows, nor on the number of threads. oneDNN adds up in another
+/// order than the panel kernels, so there a row may change in the last place with the rows around it.
 ///
 /// Thread: the pool's caller.
 class Products {
  public:
-  explicit Products(Pool& pool) : pool_(pool) {}
+  Products(Pool& pool, ManyRows many_rows);
 
   /// Takes a product for the next run. All products of a run have the same types; their results do not overlap.
   void add(const Product& product);
@@ -38,12 +47,18 @@ class Products {
   struct Task {
     int32_t product;
     int64_t row, rows, panel, panels;
+    OneDnn::Primitive* primitive;  // or null: panel kernels
   };
-  void cut(const Product& product, int32_t index, int64_t panels_per_task);
-  void run_task(const Task& task, PanelKernel kernel, size_t out_bytes) const;
+  void cut(const Product& product, int32_t index, int64_t panels_per_task, DType out);
+  OneDnn::Primitive* primitive_for(const Product& product, const Task& task, DType out);
+  void multiply_panels(const Task& task, PanelKernel kernel, size_t out_bytes) const;
+  void multiply_with_onednn(const Task& task, int thread, size_t out_bytes);
 
   Pool& pool_;
-  std::vector<Product> products_;  // Kept between runs, so that a steady stream of steps allocates nothing.
+  ManyRows many_rows_;
+  OneDnn onednn_;
+  std::vector<std::vector<std::byte>> gathered_;  // For each thread: rows of x side by side, as oneDNN wants them.
+  std::vector<Product> products_;                 // Kept between runs, so that a steady stream of steps allocates nothing.
   std::vector<Task> tasks_;
 };
 
