@@ -21,7 +21,7 @@ struct SequenceStep {
   bool decode = false;
   enum class Logits : uint8_t { none, last, all } logits = Logits::none;
   /// Tokens whose log probability is wanted at each logit row, or empty.
-  std::span<const int32_t> targets;
+  std::span<const int32_t> targets = {};
 };
 
 /// Sequences -> StepPlan: the only place where layout meets a batch. Decides how each sequence's rows see their context.
@@ -40,7 +40,7 @@ class PlanBuilder {
 
   struct Flags {
     bool want_logits = false, want_log_probs = false;
-    RecordFlags record;
+    RecordFlags record = {};
     int32_t pad_to = 0;  ///< rows up to this count are padding: stored nowhere, seeing nothing
   };
   /// Builds the plan of one step. `updates` and `copies` are carried out by the ranks before anything else.
