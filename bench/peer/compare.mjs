@@ -184,7 +184,7 @@ for (const model of Object.keys(TARGETS)) {
   const prefill = mine.filter((row) => row.kind === 'prefill');
   if (prefill.length > 0) {
     const peers = ['off', 'on'].flatMap((flash) => [512, 256].map((chunk) => startPeer(model, flash, chunk)));
-    // Long prompts: chunks of 256 were never faster, and a go takes a minute.
+    // A go over a long prompt takes a minute, and chunks of 512 were the faster ones there.
     const candidates = (row) => (row.context < 2048 ? peers : peers.filter((program) => program.label.endsWith('512')));
     const wefts = [512, 2048].map((chunk) => startWeft(model, chunk, 1, 4096));
     for (const row of prefill) {
