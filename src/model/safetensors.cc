@@ -180,7 +180,8 @@ class HeaderReader : public nlohmann::json_sax<json> {
   std::set<std::string> metadata_keys_;
 };
 
-/// Files that are often found in the place of a checkpoint file.
+/// Files that are often found in the place of a checkpoint file. Asked only where the length cannot be one: a header of 60
+/// bytes begins with '<' too.
 void refuse_lookalikes(std::string_view head, std::string_view path) {
   if (head.starts_with("version https://git-lfs")) {
     refuse(path, "this is a Git LFS pointer, not the file itself: fetch it with `git lfs pull`");
@@ -192,14 +193,15 @@ void refuse_lookalikes(std::string_view head, std::string_view path) {
 
 /// The header's text, after all that can be said of its length.
 std::string_view header_text(std::string_view head, uint64_t file_bytes, std::string_view path) {
-  refuse_lookalikes(head, path);
   if (file_bytes < kLengthBytes) {
+    refuse_lookalikes(head, path);
     refuse(path, "safetensors file is too short: expected at least {} bytes, file {} bytes, incomplete download?",
            kLengthBytes + 2, file_bytes);
   }
   uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<unsigned char>(head[static_cast<size_t>(i)]);
   if (length > kMaxHeaderBytes) {
+    refuse_lookalikes(head, path);
     refuse(path, "not a safetensors file: it announces a header of {} bytes, at most {} are allowed", length, kMaxHeaderBytes);
   }
   if (length > file_bytes - kLengthBytes) {

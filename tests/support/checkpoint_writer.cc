@@ -73,25 +73,26 @@ std::vector<float> random_values(const ParamSpec& spec, const ModelConfig& confi
   return values;
 }
 
-uint16_t to_f16(float value) {
-  // By search: half precision is monotone in its bits, and this need not be fast.
-  const float magnitude = std::fabs(value);
-  uint16_t low = 0, high = 0x7bff;
+/// The code of a format whose values rise with their bits: the one nearest to `magnitude`, at most `largest`. By search, which
+/// is obvious and fast enough.
+template <typename Decode>
+uint16_t nearest_code(float magnitude, uint16_t largest, Decode decode) {
+  uint16_t low = 0, high = largest;
   while (low < high) {
     const auto middle = static_cast<uint16_t>((low + high) / 2);
-    f16_to_float(middle) < magnitude ? low = static_cast<uint16_t>(middle + 1) : high = middle;
+    decode(middle) < magnitude ? low = static_cast<uint16_t>(middle + 1) : high = middle;
   }
-  if (low > 0 && magnitude - f16_to_float(static_cast<uint16_t>(low - 1)) < f16_to_float(low) - magnitude) --low;
-  return static_cast<uint16_t>(low | (value < 0 ? 0x8000 : 0));
+  const bool below_is_nearer = low > 0 && magnitude - decode(static_cast<uint16_t>(low - 1)) < decode(low) - magnitude;
+  return static_cast<uint16_t>(low - (below_is_nearer ? 1 : 0));
+}
+
+uint16_t to_f16(float value) {
+  return static_cast<uint16_t>(nearest_code(std::fabs(value), 0x7bff, f16_to_float) | (value < 0 ? 0x8000 : 0));
 }
 
 uint8_t to_e4m3(float value) {
-  const float magnitude = std::fabs(value);
-  uint8_t best = 0;
-  for (uint8_t code = 1; code < 0x7f; ++code) {
-    if (std::fabs(f8_e4m3_to_float(code) - magnitude) < std::fabs(f8_e4m3_to_float(best) - magnitude)) best = code;
-  }
-  return static_cast<uint8_t>(best | (value < 0 ? 0x80 : 0));
+  const auto decode = [](uint16_t code) { return f8_e4m3_to_float(static_cast<uint8_t>(code)); };
+  return static_cast<uint8_t>(nearest_code(std::fabs(value), 0x7e, decode) | (value < 0 ? 0x80 : 0));
 }
 
 StoredBytes stored(std::string name, DType dtype, std::vector<int64_t> shape, const std::vector<float>& values) {
