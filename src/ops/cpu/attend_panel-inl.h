@@ -1,0 +1,282 @@
+// Attention of many queries at once: bound by arithmetic. Compiled once per instruction set.
+//
+// Queries lie in the lanes of vectors. With W queries side by side, scores are S[key][W] = sum_d K[key][d] * Q[d][W] and
+// results O[d][W] = sum_key V[key][d] * P[key][W]: keys and values are read as scalars and broadcast, so they need no
+// transposition; maxima, sums and masks of the softmax are vertical operations; and only Q and O, touched once per tile, are
+// stored transposed.
+
+#if defined(WEFT_OPS_CPU_ATTEND_PANEL_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WEFT_OPS_CPU_ATTEND_PANEL_INL_H_
+#undef WEFT_OPS_CPU_ATTEND_PANEL_INL_H_
+#else
+#define WEFT_OPS_CPU_ATTEND_PANEL_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/cpu/attend_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace weft::cpu::HWY_NAMESPACE {
+
+/// Rows that are summed together: with two vectors of queries each, their sums fill half of the registers.
+constexpr int kBlock = HWY_TARGET == HWY_AVX3 ? 8 : 4;
+static_assert(kTileKeys % kBlock == 0);
+
+/// One value for each query of a panel of W = kVectors * kLanes queries.
+template <int kVectors>
+struct PanelVec {
+  VF v[kVectors];
+
+  static HWY_INLINE PanelVec load(const float* at) {
+    PanelVec x;
+    WEFT_UNROLL
+    for (int i = 0; i < kVectors; ++i) x.v[i] = hn::Load(DF(), at + i * kLanes);
+    return x;
+  }
+  HWY_INLINE void store(float* at) const {
+    WEFT_UNROLL
+    for (int i = 0; i < kVectors; ++i) hn::Store(v[i], DF(), at + i * kLanes);
+  }
+  HWY_INLINE void add(VF factor, const PanelVec& x) {
+    WEFT_UNROLL
+    for (int i = 0; i < kVectors; ++i) v[i] = hn::MulAdd(factor, x.v[i], v[i]);
+  }
+  HWY_INLINE void scale(const PanelVec& x) {
+    WEFT_UNROLL
+    for (int i = 0; i < kVectors; ++i) v[i] = hn::Mul(v[i], x.v[i]);
+  }
+};
+
+/// scores[key][W] = sum over d of keys[key][d] * queries[d][W], for `count` keys rounded up to whole blocks.
+template <int kVectors>
+void score_keys(const float* HWY_RESTRICT queries, const void* const* key_rows, int64_t count, int64_t k_dim,
+                float* HWY_RESTRICT scores) {
+  using Panel = PanelVec<kVectors>;
+  constexpr int kWidth = kVectors * kLanes;
+  for (int64_t first = 0; first < count; first += kBlock) {
+    const float* rows[kBlock];
+    Panel sums[kBlock];
+    WEFT_UNROLL
+    for (int i = 0; i < kBlock; ++i) {
+      rows[i] = static_cast<const float*>(key_rows[first + i]);
+      WEFT_UNROLL
+      for (int v = 0; v < kVectors; ++v) sums[i].v[v] = hn::Zero(DF());
+    }
+    for (int64_t k = 0; k < k_dim; ++k) {
+      const Panel query = Panel::load(queries + k * kWidth);
+      WEFT_UNROLL
+      for (int i = 0; i < kBlock; ++i) sums[i].add(hn::Set(DF(), rows[i][k]), query);
+    }
+    WEFT_UNROLL
+    for (int i = 0; i < kBlock; ++i) sums[i].store(scores + (first + i) * kWidth);
+  }
+}
+
+/// results[d][W] = results[d][W] * decay[W] + sum over keys of values[key][d] * weights[key][W], for kDims dims.
+template <int kVectors, int kDims>
+HWY_INLINE void add_value_dims(const float* HWY_RESTRICT weights, const void* const* value_rows, int64_t count, int64_t dim,
+                               const PanelVec<kVectors>& decay, float* HWY_RESTRICT results) {
+  using Panel = PanelVec<kVectors>;
+  constexpr int kWidth = kVectors * kLanes;
+  Panel sums[kDims];
+  WEFT_UNROLL
+  for (int i = 0; i < kDims; ++i) {
+    sums[i] = Panel::load(results + (dim + i) * kWidth);
+    sums[i].scale(decay);
+  }
+  for (int64_t key = 0; key < count; ++key) {
+    const Panel weight = Panel::load(weights + key * kWidth);
+    const float* value = static_cast<const float*>(value_rows[key]) + dim;
+    WEFT_UNROLL
+    for (int i = 0; i < kDims; ++i) sums[i].add(hn::Set(DF(), value[i]), weight);
+  }
+  WEFT_UNROLL
+  for (int i = 0; i < kDims; ++i) sums[i].store(results + (dim + i) * kWidth);
+}
+
+template <int kVectors>
+void add_values(const float* weights, const void* const* value_rows, int64_t count, int64_t v_dim, const float* decay,
+                float* results) {
+  const auto factor = PanelVec<kVectors>::load(decay);
+  int64_t dim = 0;
+  for (; dim + kBlock <= v_dim; dim += kBlock) {
+    add_value_dims<kVectors, kBlock>(weights, value_rows, count, dim, factor, results);
+  }
+  for (; dim < v_dim; ++dim) add_value_dims<kVectors, 1>(weights, value_rows, count, dim, factor, results);
+}
+
+/// Turns the scores of keys [first, first + count) into weights 2^(score * scale - max), 0 for keys that a query does not see,
+/// and brings max, sum and decay of the panel's queries up to date.
+template <int kVectors, bool kMasked>
+void weigh_keys(int64_t first, int64_t count, float scale, TileScratch& s, int at) {
+  constexpr int kWidth = kVectors * kLanes;
+  const DF d;
+  const DI di;
+  const VF factor = hn::Set(d, scale), lowest = hn::Set(d, -HUGE_VALF);
+  for (int lane = 0; lane < kWidth; lane += kLanes) {
+    const auto from = hn::Load(di, s.begin + at + lane), to = hn::Load(di, s.end + at + lane);
+    float* HWY_RESTRICT scores = s.scores + lane;
+    const VF old_max = hn::Load(d, s.max + at + lane);
+    VF top = old_max;
+    for (int64_t i = 0; i < count; ++i) {
+      VF score = hn::Mul(hn::Load(d, scores + i * kWidth), factor);
+      if constexpr (kMasked) {
+        const auto key = hn::Set(di, static_cast<int32_t>(first + i));
+        score = hn::IfThenElse(in_range(key, from, to), score, lowest);
+      }
+      hn::Store(score, d, scores + i * kWidth);
+      top = hn::Max(top, score);
+    }
+    // A query that has seen nothing yet keeps -inf, and measures from 0 so that no infinities are subtracted.
+    const VF base = hn::IfThenElse(hn::Eq(top, lowest), hn::Zero(d), top);
+    const VF decay = exp2_nonpositive(hn::Sub(old_max, base));
+    VF sum = hn::Mul(hn::Load(d, s.sum + at + lane), decay);
+    for (int64_t i = 0; i < count; ++i) {
+      const VF score = hn::Load(d, scores + i * kWidth);
+      VF weight = exp2_nonpositive(hn::Sub(score, base));
+      if constexpr (kMasked) weight = hn::IfThenElseZero(hn::Ne(score, lowest), weight);
+      hn::Store(weight, d, scores + i * kWidth);
+      sum = hn::Add(sum, weight);
+    }
+    hn::Store(top, d, s.max + at + lane);
+    hn::Store(sum, d, s.sum + at + lane);
+    hn::Store(decay, d, s.decay + at + lane);
+  }
+}
+
+/// Products in float32. Keys and values are packed as float32 first, once for all panels of the tile: rows of a cache are often
+/// a power of two apart, and would evict each other from the first-level cache.
+struct FloatProducts {
+  /// Query i of a panel of `width`.
+  static void load_query(const void* query, DType dtype, int64_t k_dim, int width, int i, float* panel) {
+    for (int64_t k = 0; k < k_dim; ++k) {
+      panel[k * width + i] =
+          dtype == DType::bf16 ? static_cast<float>(static_cast<const bf16*>(query)[k]) : static_cast<const float*>(query)[k];
+    }
+  }
+  static void prepare(const TileView& tile, KeyRows& rows, TileScratch& s) {
+    if (tile.kv_dtype() == DType::bf16) {
+      pack<bf16>(tile, rows, s);
+    } else {
+      pack<float>(tile, rows, s);
+    }
+  }
+  template <int kVectors>
+  static void score(const float* queries, const KeyRows& rows, int64_t k_dim, TileScratch& s) {
+    score_keys<kVectors>(queries, rows.keys, rows.count, k_dim, s.scores);
+  }
+  template <int kVectors>
+  static void add(const KeyRows& rows, int64_t v_dim, const float* decay, TileScratch& s, float* results) {
+    add_values<kVectors>(s.scores, rows.values, rows.count, v_dim, decay, results);
+  }
+
+ private:
+  template <typename T>
+  static void pack(const TileView& tile, KeyRows& rows, TileScratch& s) {
+    const bool shared = rows.values[0] == rows.keys[0];
+    for (int64_t i = 0; i < rows.count; ++i) {
+      rows.keys[i] = pack_row(static_cast<const T*>(rows.keys[i]), tile.k_dim(), s.keys + i * tile.k_dim());
+      rows.values[i] =
+          shared ? rows.keys[i] : pack_row(static_cast<const T*>(rows.values[i]), tile.v_dim(), s.values + i * tile.v_dim());
+    }
+    std::fill(rows.keys + rows.count, rows.keys + kTileKeys, rows.keys[rows.count - 1]);
+  }
+  template <typename T>
+  static const float* pack_row(const T* in, int64_t count, float* out) {
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) hn::StoreU(load_elements(in + i), DF(), out + i);
+    for (; i < count; ++i) out[i] = static_cast<float>(in[i]);
+    return out;
+  }
+};
+
+template <typename Products, int kVectors>
+class PanelAttention {
+ public:
+  static constexpr int kWidth = kVectors * kLanes;
+
+  PanelAttention(const TileView& tile, TileScratch& scratch)
+      : tile_(tile), s_(scratch), panels_((tile.count() + kWidth - 1) / kWidth) {}
+
+  /// Attends keys [begin, end), counted through the tile's segments.
+  void run(int64_t begin, int64_t end) {
+    load_queries();
+    int located = -1, segment_loaded = -1;
+    tile_.for_each_piece(begin, end, kTileKeys, [&](int segment, int64_t first, int64_t count, int64_t next) {
+      if (segment != segment_loaded) load_ranges(segment);
+      segment_loaded = segment;
+      if (located < 0) tile_.locate(first, count, s_.rows[located = 0]);
+      KeyRows &rows = s_.rows[located], &following = s_.rows[1 - located];
+      located = next > 0 ? 1 - located : -1;
+      if (next > 0) tile_.locate(first + count, next, following);
+      prefetch_rows(following, next);
+      attend_piece(first, rows);
+    });
+  }
+
+  /// Result, max and sum of query i.
+  const float* result(int i) const { return s_.results + i / kWidth * kWidth * tile_.v_dim() + i % kWidth; }
+  static constexpr int64_t kResultStride = kWidth;
+
+ private:
+  // Lanes behind the last query repeat it, so that they never ask for a mask of their own.
+  int query_of(int lane) const { return std::min(lane, tile_.count() - 1); }
+
+  void load_queries() {
+    for (int i = 0; i < panels_ * kWidth; ++i) {
+      Products::load_query(tile_.query(query_of(i)), tile_.dtype(), tile_.k_dim(), kWidth, i % kWidth,
+                           s_.queries + i / kWidth * kWidth * tile_.k_dim());
+    }
+    std::fill_n(s_.results, panels_ * kWidth * tile_.v_dim(), 0.0f);
+    std::fill_n(s_.max, kTileQueries, -HUGE_VALF);
+    std::fill_n(s_.sum, kTileQueries, 0.0f);
+  }
+
+  void load_ranges(int segment) {
+    for (int i = 0; i < panels_ * kWidth; ++i) {
+      const SeenKeys range = tile_.range(segment, query_of(i));
+      s_.begin[i] = static_cast<int32_t>(range.begin);
+      s_.end[i] = static_cast<int32_t>(range.end);
+    }
+    for (int panel = 0; panel < panels_; ++panel) {
+      const int32_t *begin = s_.begin + panel * kWidth, *end = s_.end + panel * kWidth;
+      seen_by_some_[panel] = {*std::min_element(begin, begin + kWidth), *std::max_element(end, end + kWidth)};
+      seen_by_all_[panel] = {*std::max_element(begin, begin + kWidth), *std::min_element(end, end + kWidth)};
+    }
+  }
+
+  void prefetch_rows(const KeyRows& rows, int64_t count) const {
+    const int64_t size = static_cast<int64_t>(size_of(tile_.kv_dtype()));
+    for (int64_t i = 0; i < count; ++i) {
+      prefetch(rows.keys[i], tile_.k_dim() * size);
+      if (rows.values[i] != rows.keys[i]) prefetch(rows.values[i], tile_.v_dim() * size);
+    }
+  }
+
+  void attend_piece(int64_t first, KeyRows& rows) {
+    Products::prepare(tile_, rows, s_);
+    const float scale = tile_.base2_scale();
+    for (int panel = 0; panel < panels_; ++panel) {
+      const SeenKeys some = seen_by_some_[panel], all = seen_by_all_[panel];
+      if (first + rows.count <= some.begin || first >= some.end) continue;
+      const int at = panel * kWidth;
+      Products::template score<kVectors>(s_.queries + at * tile_.k_dim(), rows, tile_.k_dim(), s_);
+      const bool seen_by_all = first >= all.begin && first + rows.count <= all.end;
+      const auto weigh = seen_by_all ? weigh_keys<kVectors, false> : weigh_keys<kVectors, true>;
+      weigh(first, rows.count, scale, s_, at);
+      Products::template add<kVectors>(rows, tile_.v_dim(), s_.decay + at, s_, s_.results + at * tile_.v_dim());
+    }
+  }
+
+  const TileView& tile_;
+  TileScratch& s_;
+  const int panels_;
+  SeenKeys seen_by_some_[kTileQueries / kWidth], seen_by_all_[kTileQueries / kWidth];  ///< per panel, current segment
+};
+
+}  // namespace weft::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

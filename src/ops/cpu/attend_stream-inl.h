@@ -1,0 +1,255 @@
+// Attention of few queries: bound by reading the keys. Compiled once per instruction set.
+//
+// Dimensions lie in the lanes of vectors. A key is loaded once for all queries and used as it lies in the source, without
+// being packed first. The lanes of a score are added up for as many keys at once as there are lanes.
+
+#if defined(WEFT_OPS_CPU_ATTEND_STREAM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WEFT_OPS_CPU_ATTEND_STREAM_INL_H_
+#undef WEFT_OPS_CPU_ATTEND_STREAM_INL_H_
+#else
+#define WEFT_OPS_CPU_ATTEND_STREAM_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/cpu/attend_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace weft::cpu::HWY_NAMESPACE {
+
+/// The most queries that are attended in this way: more share the keys better in a panel.
+constexpr int kStreamQueries = 8;
+/// Queries that use a loaded vector of a key at once, and sums of a query kept in registers for its values.
+constexpr int kStreamGroup = 4;
+
+/// The sums of the lanes of kLanes vectors, in their order: neighbours are added level by level, and each level halves the
+/// number of vectors. `vectors` is overwritten.
+HWY_INLINE VF sum_each(float* HWY_RESTRICT vectors) {
+  const DF d;
+#if HWY_TARGET != HWY_SCALAR
+  for (int left = kLanes; left > 1; left /= 2) {
+    for (int i = 0; i < left / 2; ++i) {
+      const VF a = hn::Load(d, vectors + 2 * i * kLanes), b = hn::Load(d, vectors + (2 * i + 1) * kLanes);
+      hn::Store(hn::Add(hn::ConcatEven(d, b, a), hn::ConcatOdd(d, b, a)), d, vectors + i * kLanes);
+    }
+  }
+#endif
+  return hn::Load(d, vectors);
+}
+
+/// Attends with keys and values of type T in their source. Queries and results are [count][padded dim], scores
+/// [count][kTileKeys].
+template <typename T>
+class StreamAttention {
+ public:
+  /// Small enough for the keys and values of this piece and of the next to stay in the second-level cache of any core.
+  static constexpr int64_t kPiece = 32;
+
+  StreamAttention(const TileView& tile, TileScratch& scratch)
+      : tile_(tile),
+        s_(scratch),
+        k_dim_(tile.k_dim()),
+        v_dim_(tile.v_dim()),
+        k_pad_(padded_dim(k_dim_)),
+        v_pad_(padded_dim(v_dim_)) {}
+
+  /// Attends keys [begin, end), counted through the tile's segments.
+  void run(int64_t begin, int64_t end) {
+    load_queries();
+    int located = -1;
+    tile_.for_each_piece(begin, end, kPiece, [&](int segment, int64_t first, int64_t count, int64_t next) {
+      if (located < 0) tile_.locate(first, count, s_.rows[located = 0]);
+      KeyRows &rows = s_.rows[located], &following = s_.rows[1 - located];
+      located = next > 0 ? 1 - located : -1;
+      if (next > 0) tile_.locate(first + count, next, following);
+      following.count = next;
+      attend_piece(segment, first, rows, following);
+    });
+  }
+
+  const float* result(int i) const { return s_.results + i * v_pad_; }
+  static constexpr int64_t kResultStride = 1;
+
+ private:
+  void load_queries() {
+    std::fill_n(s_.queries, tile_.count() * k_pad_, 0.0f);
+    for (int i = 0; i < tile_.count(); ++i) {
+      for (int64_t k = 0; k < k_dim_; ++k) {
+        s_.queries[i * k_pad_ + k] = tile_.dtype() == DType::bf16
+                                         ? static_cast<float>(static_cast<const bf16*>(tile_.query(i))[k])
+                                         : static_cast<const float*>(tile_.query(i))[k];
+      }
+    }
+    std::fill_n(s_.results, tile_.count() * v_pad_, 0.0f);
+    std::fill_n(s_.max, kTileQueries, -HUGE_VALF);
+    std::fill_n(s_.sum, kTileQueries, 0.0f);
+  }
+
+  void attend_piece(int segment, int64_t first, const KeyRows& rows, const KeyRows& next) {
+    for (int query = 0; query < tile_.count(); query += kStreamGroup) {
+      const bool last = query + kStreamGroup >= tile_.count();
+      switch (std::min(kStreamGroup, tile_.count() - query)) {
+        case 1:
+          attend_group<1>(segment, query, first, rows, last ? &next : nullptr);
+          break;
+        case 2:
+          attend_group<2>(segment, query, first, rows, last ? &next : nullptr);
+          break;
+        case 3:
+          attend_group<3>(segment, query, first, rows, last ? &next : nullptr);
+          break;
+        default:
+          attend_group<4>(segment, query, first, rows, last ? &next : nullptr);
+      }
+    }
+  }
+
+  template <int kQueries>
+  void attend_group(int segment, int query, int64_t first, const KeyRows& rows, const KeyRows* next) {
+    for (int64_t key = 0; key < rows.count; key += kLanes) score<kQueries>(query, key, rows, next);
+    for (int i = query; i < query + kQueries; ++i) weigh(segment, i, first, rows.count);
+    int64_t dim = 0;
+    // A few vectors at once, so that kQueries times as many sums hide the latency of a multiply-add.
+    constexpr int kWide = kQueries == 1 ? 8 : kQueries == 2 ? 4 : 2;
+    for (; dim + kWide * kLanes <= v_dim_; dim += kWide * kLanes) add<kQueries, kWide>(query, dim, rows);
+    for (; dim + kLanes <= v_dim_; dim += kLanes) add<kQueries, 1>(query, dim, rows);
+    if (dim < v_dim_) add_rest<kQueries>(query, dim, rows);
+  }
+
+  /// Scores of kLanes keys from `first` on.
+  template <int kQueries>
+  void score(int query, int64_t first, const KeyRows& rows, const KeyRows* next) {
+    const DF d;
+    constexpr int kAtOnce = std::min(kLanes, kQueries <= 2 ? 4 : 2);
+    HWY_ALIGN float sums[kQueries][kLanes * kLanes];
+    const float* queries = s_.queries + query * k_pad_;
+    for (int key = 0; key < kLanes; key += kAtOnce) {
+      if (next != nullptr) prefetch_keys(*next, first + key, kAtOnce);
+      const T* at[kAtOnce];
+      VF total[kAtOnce][kQueries];
+      WEFT_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        at[j] = static_cast<const T*>(rows.keys[first + key + j]);
+        WEFT_UNROLL
+        for (int i = 0; i < kQueries; ++i) total[j][i] = hn::Zero(d);
+      }
+      int64_t k = 0;
+      for (; k + kLanes <= k_dim_; k += kLanes) {
+        WEFT_UNROLL
+        for (int j = 0; j < kAtOnce; ++j) {
+          const VF x = load_elements(at[j] + k);
+          WEFT_UNROLL
+          for (int i = 0; i < kQueries; ++i) total[j][i] = hn::MulAdd(x, hn::Load(d, queries + i * k_pad_ + k), total[j][i]);
+        }
+      }
+      if (k < k_dim_) {
+        WEFT_UNROLL
+        for (int j = 0; j < kAtOnce; ++j) {
+          const VF x = load_some(at[j] + k, k_dim_ - k);
+          WEFT_UNROLL
+          for (int i = 0; i < kQueries; ++i) total[j][i] = hn::MulAdd(x, hn::Load(d, queries + i * k_pad_ + k), total[j][i]);
+        }
+      }
+      WEFT_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        WEFT_UNROLL
+        for (int i = 0; i < kQueries; ++i) hn::Store(total[j][i], d, sums[i] + (key + j) * kLanes);
+      }
+    }
+    for (int i = 0; i < kQueries; ++i) hn::Store(sum_each(sums[i]), d, s_.scores + (query + i) * kTileKeys + first);
+  }
+
+  void prefetch_keys(const KeyRows& rows, int64_t first, int64_t count) const {
+    for (int64_t i = first; i < std::min(rows.count, first + count); ++i) {
+      prefetch(rows.keys[i], k_dim_ * static_cast<int64_t>(sizeof(T)));
+      if (rows.values[i] != rows.keys[i]) prefetch(rows.values[i], v_dim_ * static_cast<int64_t>(sizeof(T)));
+    }
+  }
+
+  /// Turns the scores of a query into weights, and multiplies its older results with the decay.
+  void weigh(int segment, int query, int64_t first, int64_t count) {
+    const DF d;
+    const DI di;
+    const SeenKeys range = tile_.range(segment, query);
+    const auto from = hn::Set(di, static_cast<int32_t>(range.begin));
+    const auto to = hn::Set(di, static_cast<int32_t>(std::min(range.end, first + count)));
+    const VF factor = hn::Set(d, tile_.base2_scale()), lowest = hn::Set(d, -HUGE_VALF);
+    float* HWY_RESTRICT scores = s_.scores + query * kTileKeys;
+    VF tops = lowest;
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const auto key = hn::Iota(di, static_cast<int32_t>(first + i));
+      const VF score = hn::IfThenElse(in_range(key, from, to), hn::Mul(hn::Load(d, scores + i), factor), lowest);
+      hn::Store(score, d, scores + i);
+      tops = hn::Max(tops, score);
+    }
+    const float old_max = s_.max[query], top = std::max(old_max, hn::GetLane(hn::MaxOfLanes(d, tops)));
+    const VF base = hn::Set(d, top == -HUGE_VALF ? 0.0f : top);
+    const VF decay = exp2_nonpositive(hn::Sub(hn::Set(d, old_max), base));
+    VF sums = hn::Zero(d);
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const VF score = hn::Load(d, scores + i);
+      const VF weight = hn::IfThenElseZero(hn::Ne(score, lowest), exp2_nonpositive(hn::Sub(score, base)));
+      hn::Store(weight, d, scores + i);
+      sums = hn::Add(sums, weight);
+    }
+    s_.max[query] = top;
+    s_.decay[query] = hn::GetLane(decay);
+    s_.sum[query] = s_.sum[query] * s_.decay[query] + hn::GetLane(hn::SumOfLanes(d, sums));
+  }
+
+  template <int kQueries, int kWide>
+  void add(int query, int64_t dim, const KeyRows& rows) {
+    const DF d;
+    VF sums[kQueries][kWide];
+    WEFT_UNROLL
+    for (int i = 0; i < kQueries; ++i) {
+      const VF decay = hn::Set(d, s_.decay[query + i]);
+      WEFT_UNROLL
+      for (int j = 0; j < kWide; ++j) sums[i][j] = hn::Mul(decay, hn::Load(d, result_at(query + i, dim + j * kLanes)));
+    }
+    const float* weights = s_.scores + query * kTileKeys;
+    for (int64_t key = 0; key < rows.count; ++key) {
+      const T* value = static_cast<const T*>(rows.values[key]) + dim;
+      VF x[kWide];
+      WEFT_UNROLL
+      for (int j = 0; j < kWide; ++j) x[j] = load_elements(value + j * kLanes);
+      WEFT_UNROLL
+      for (int i = 0; i < kQueries; ++i) {
+        const VF weight = hn::Set(d, weights[i * kTileKeys + key]);
+        WEFT_UNROLL
+        for (int j = 0; j < kWide; ++j) sums[i][j] = hn::MulAdd(weight, x[j], sums[i][j]);
+      }
+    }
+    WEFT_UNROLL
+    for (int i = 0; i < kQueries; ++i) {
+      WEFT_UNROLL
+      for (int j = 0; j < kWide; ++j) hn::Store(sums[i][j], d, result_at(query + i, dim + j * kLanes));
+    }
+  }
+
+  /// The dims behind the last whole vector.
+  template <int kQueries>
+  void add_rest(int query, int64_t dim, const KeyRows& rows) {
+    const DF d;
+    for (int i = query; i < query + kQueries; ++i) {
+      VF sum = hn::Mul(hn::Set(d, s_.decay[i]), hn::Load(d, result_at(i, dim)));
+      for (int64_t key = 0; key < rows.count; ++key) {
+        const VF x = load_some(static_cast<const T*>(rows.values[key]) + dim, v_dim_ - dim);
+        sum = hn::MulAdd(hn::Set(d, s_.scores[i * kTileKeys + key]), x, sum);
+      }
+      hn::Store(sum, d, result_at(i, dim));
+    }
+  }
+
+  float* result_at(int query, int64_t dim) const { return s_.results + query * v_pad_ + dim; }
+
+  const TileView& tile_;
+  TileScratch& s_;
+  const int64_t k_dim_, v_dim_, k_pad_, v_pad_;
+};
+
+}  // namespace weft::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
