@@ -125,6 +125,22 @@ TEST(RankTeam, WaitsForRanksThatNeverMeetAgain) {
   EXPECT_TRUE(done);
 }
 
+TEST(RankTeam, KeepsTheErrorBeforeItWakesThePeers) {
+  ThreadGroup group(2);
+  const auto peer = group.join(1);
+  RankTeam team(2, [&group] {
+    group.abort();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // time for the peer to fail as well
+  });
+  EXPECT_EQ(error_of(team,
+                     [&](int rank) {
+                       if (rank == 0) throw SystemError("cause");
+                       float value = 1;
+                       peer->all_reduce_sum(View(&value, DType::f32, {1}));
+                     }),
+            "cause");
+}
+
 TEST(RankTeam, IsDeadAfterAFailure) {
   TeamWithGroup both(2);
   error_of(both.team, [](int) { throw SystemError("out of memory"); });
