@@ -4,7 +4,7 @@
 #include <charconv>
 #include <cstdio>
 #include <limits>
-#include <sstream>
+#include <utility>
 
 #include "base/check.h"
 #include "engine/engine.h"
@@ -53,18 +53,20 @@ void run_generate(const Invocation& invocation) {
 
   Engine engine(invocation.engine);
   const RankGrid& grid = engine.grid();
-  print(fmt::format("{}, {} layers, tp {}, dcp {}, {}: room for {} tokens", to_string(engine.model().architecture),
-                    engine.model().layers, grid.tp(), grid.dcp(), to_string(engine.sizes().dtype),
-                    engine.sizes().capacity.tokens));
-  print(fmt::format("{:>8}  KV tokens on {}", "token",
-                    grid.dcp() == 1 ? "the rank" : fmt::format("ranks 0 to {}", grid.dcp() - 1)));
+  std::string header = fmt::format("{}, {} layers, tp {}, dcp {}, {}: room for {} tokens\n{:>8}",
+                                   to_string(engine.model().architecture), engine.model().layers, grid.tp(), grid.dcp(),
+                                   to_string(engine.sizes().dtype), engine.sizes().capacity.tokens, "token");
+  for (int rank = 0; rank < grid.dcp(); ++rank) header += fmt::format("{:>9}", fmt::format("rank {}", rank));
+  header += "   (KV tokens that each rank holds)";
 
-  // A step reports its token first and then the shares that it left behind.
+  // A step reports its token first and then the shares that it left behind. The header waits for the first step: a refused
+  // prompt prints nothing.
   std::string token = "prompt";
   EngineEvents events;
   events.token = [&](size_t, int32_t id) { token = fmt::to_string(id); };
   events.shares = [&](size_t, const std::vector<int64_t>& shares) {
-    print(fmt::format("{:>8}  {:>6}", token, fmt::join(shares, "  ")));
+    if (!header.empty()) print(std::exchange(header, ""));
+    print(fmt::format("{:>8}{:>9}", token, fmt::join(shares, "")));
     token = "prompt";
   };
   const auto results = engine.run({prompt}, events);
