@@ -20,34 +20,36 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-/// Attends one part of a tile's keys, and leaves the results where they belong.
-template <typename Attention>
-void attend_part(const QueryTile& tile, int part, const TileView& view, TileScratch& s, const PartResult& result) {
-  Attention attention(view, s);
-  const int64_t begin = part * tile.part_keys;
-  attention.run(begin, std::min(tile.keys, begin + tile.part_keys));
-  for (int i = 0; i < tile.count; ++i) {
+/// Attends one part of a tile's keys, and leaves the results where they belong: in the end, or in results[0] and so on for each
+/// of the task's KV heads, `stride` floats apart.
+template <typename Kernel>
+void attend_part(const QueryTile& tile, const AttendTask& task, const TileView& view, TileScratch& s, const PartResult& first,
+                 int64_t stride) {
+  Kernel kernel(view, task.kv_heads, s);
+  const int64_t begin = task.part * tile.part_keys;
+  kernel.run(begin, std::min(tile.keys, begin + tile.part_keys));
+  for (int i = 0; i < tile.count * task.kv_heads; ++i) {
     if (tile.parts == 1) {
-      view.write(i, attention.result(i), Attention::kResultStride, s.max[i], s.sum[i]);
+      view.write(i, kernel.result(i), Kernel::kResultStride, s.max[i], s.sum[i]);
     } else {
-      for (int64_t k = 0; k < view.v_dim(); ++k) {
-        result.out[i * view.v_dim() + k] = attention.result(i)[k * Attention::kResultStride];
-      }
-      result.max[i] = s.max[i];
-      result.sum[i] = s.sum[i];
+      const int64_t at = i / tile.count * stride, query = i % tile.count;
+      float* out = first.out + at + query * view.v_dim();
+      for (int64_t k = 0; k < view.v_dim(); ++k) out[k] = kernel.result(i)[k * Kernel::kResultStride];
+      first.max[at + query] = s.max[i];
+      first.sum[at + query] = s.sum[i];
     }
   }
 }
 
 void attend_task(const Attention& args, const QueryTile& tile, const AttendTask& task, TileScratch& scratch,
-                 const PartResult& result) {
+                 const PartResult& first, int64_t stride) {
   const TileView view(args, tile, task.kv_head);
-  const bool bf16_keys = view.kv_dtype() == DType::bf16;
   auto* attend = attend_part<PanelAttention<FloatProducts, 2>>;
   if (tile.count <= kLanes) attend = attend_part<PanelAttention<FloatProducts, 1>>;
-  if (tile.count <= kStreamQueries)
-    attend = bf16_keys ? attend_part<StreamAttention<bf16>> : attend_part<StreamAttention<float>>;
-  attend(tile, task.part, view, scratch, result);
+  if (tile.count <= kStreamQueries) {
+    attend = view.kv_dtype() == DType::bf16 ? attend_part<StreamAttention<bf16>> : attend_part<StreamAttention<float>>;
+  }
+  attend(tile, task, view, scratch, first, stride);
 }
 
 /// Joins the parts of query i: `parts` results of which the first is given, each `stride` floats behind the one before.
@@ -174,7 +176,8 @@ void attend(Pool& pool, AttendScratch& scratch, const Attention& args) {
     const AttendTask& task = plan.tasks()[static_cast<size_t>(i)];
     const QueryTile& tile = plan.tiles()[static_cast<size_t>(task.tile)];
     const PartResult part = tile.parts > 1 ? partial(tile, task.kv_head, task.part) : PartResult{};
-    HWY_DYNAMIC_DISPATCH(attend_task)(args, tile, task, state.tiles[static_cast<size_t>(thread)], part);
+    HWY_DYNAMIC_DISPATCH(attend_task)
+    (args, tile, task, state.tiles[static_cast<size_t>(thread)], part, tile.parts * stride);
   });
 
   // A few queries of one KV head at a time.

@@ -197,8 +197,10 @@ class PanelAttention {
  public:
   static constexpr int kWidth = kVectors * kLanes;
 
-  PanelAttention(const TileView& tile, TileScratch& scratch)
-      : tile_(tile), s_(scratch), panels_((tile.count() + kWidth - 1) / kWidth) {}
+  PanelAttention(const TileView& tile, int kv_heads, TileScratch& scratch)
+      : tile_(tile), s_(scratch), panels_((tile.count() + kWidth - 1) / kWidth) {
+    WEFT_CHECK_EQ(kv_heads, 1);
+  }
 
   /// Attends keys [begin, end), counted through the tile's segments.
   void run(int64_t begin, int64_t end) {

@@ -22,6 +22,18 @@ SeenKeys row_keys(const Attention& args, int segment, int64_t row) {
   return {args.begin[at], std::max(args.begin[at], args.end[at])};
 }
 
+// KV heads that one task of this tile takes.
+int heads_together(const QueryTile& tile, int kv_heads, bool adjacent) {
+  return adjacent && tile.count <= kStreamQueries ? std::min(kv_heads, kTileQueries / tile.count) : 1;
+}
+
+// True if the heads of a key, and those of a value, lie side by side.
+bool heads_are_adjacent(const Attention& args) {
+  if (args.paged.kv.k != nullptr) return true;
+  const ConstView &k = args.rows.k, &v = args.rows.v;
+  return k.stride(1) == k.size(2) && v.stride(1) == v.size(2);
+}
+
 // Adds a row's keys to those of a tile; false, and nothing changed, where that would leave a gap.
 bool extend(std::span<SeenKeys> seen, const Attention& args, int64_t row) {
   for (size_t s = 0; s < seen.size(); ++s) {
@@ -57,8 +69,9 @@ int kv_heads_of(const Attention& args) {
 void AttendPlan::build(const Attention& args) {
   const int kv_heads = kv_heads_of(args);
   cut_queries(args, static_cast<int>(args.q.size(0) * args.q.size(2)) / kv_heads);
-  split_keys(kv_heads);
-  list_tasks(kv_heads);
+  const bool adjacent = heads_are_adjacent(args);
+  split_keys(kv_heads, adjacent);
+  list_tasks(kv_heads, adjacent);
 }
 
 void AttendPlan::cut_queries(const Attention& args, int group) {
@@ -87,7 +100,7 @@ void AttendPlan::cut_queries(const Attention& args, int group) {
   close();
 }
 
-void AttendPlan::split_keys(int kv_heads) {
+void AttendPlan::split_keys(int kv_heads, bool adjacent) {
   int64_t total = 0;
   for (const QueryTile& tile : tiles_) total += kv_heads * cost_of(tile, tile.keys);
   const int64_t share = std::max<int64_t>(1, total / kTargetTasks);
@@ -96,7 +109,8 @@ void AttendPlan::split_keys(int kv_heads) {
   partials_ = 0;
   for (size_t i = 0; i < tiles_.size(); ++i) {
     QueryTile& tile = tiles_[i];
-    const int64_t wanted = std::min((cost_of(tile, tile.keys) + share - 1) / share, tile.keys / kMinPartKeys);
+    const int64_t cost = heads_together(tile, kv_heads, adjacent) * cost_of(tile, tile.keys);
+    const int64_t wanted = std::min((cost + share - 1) / share, tile.keys / kMinPartKeys);
     tile.part_keys = round_up(tile.keys / std::max<int64_t>(1, wanted), kTileKeys);
     tile.parts = tile.keys == 0 ? 1 : static_cast<int32_t>((tile.keys + tile.part_keys - 1) / tile.part_keys);
     if (tile.parts == 1) continue;
@@ -106,14 +120,16 @@ void AttendPlan::split_keys(int kv_heads) {
   }
 }
 
-void AttendPlan::list_tasks(int kv_heads) {
+void AttendPlan::list_tasks(int kv_heads, bool adjacent) {
   tasks_.clear();
   for (size_t i = 0; i < tiles_.size(); ++i) {
     const QueryTile& tile = tiles_[i];
-    for (int32_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
+    const int32_t together = heads_together(tile, kv_heads, adjacent);
+    for (int32_t kv_head = 0; kv_head < kv_heads; kv_head += together) {
+      const int32_t heads = std::min(together, kv_heads - kv_head);
       for (int32_t part = 0; part < tile.parts; ++part) {
         const int64_t keys = std::min(tile.part_keys, tile.keys - part * tile.part_keys);
-        tasks_.push_back({static_cast<int32_t>(i), kv_head, part, cost_of(tile, keys)});
+        tasks_.push_back({static_cast<int32_t>(i), part, kv_head, heads, heads * cost_of(tile, keys)});
       }
     }
   }

@@ -15,6 +15,10 @@ constexpr int kTileQueries = 64;
 /// Keys that are scored before their values are added. 64 latent rows in float32 are 144 KiB.
 constexpr int kTileKeys = 64;
 
+/// The most queries of one KV head that are attended in the way that suits few queries: bound by reading keys, not by
+/// arithmetic.
+constexpr int kStreamQueries = 8;
+
 /// Keys [begin, end) of one segment that some row of a tile sees.
 struct SeenKeys {
   int64_t begin = 0, end = 0;
@@ -31,9 +35,10 @@ struct QueryTile {
   int64_t first_partial = 0;  ///< of (KV head 0, part 0) if there are several parts; then parts, then KV heads
 };
 
-/// One piece of work: the queries of a tile against one part of the keys under one KV head.
+/// One piece of work: the queries of a tile against one part of the keys, under one KV head; or under several, where the
+/// queries are so few that reading matters most, and a key's heads lie side by side.
 struct AttendTask {
-  int32_t tile = 0, kv_head = 0, part = 0;
+  int32_t tile = 0, part = 0, kv_head = 0, kv_heads = 1;
   int64_t cost = 0;
 };
 
@@ -55,8 +60,8 @@ class AttendPlan {
 
  private:
   void cut_queries(const Attention& args, int group);
-  void split_keys(int kv_heads);
-  void list_tasks(int kv_heads);
+  void split_keys(int kv_heads, bool adjacent);
+  void list_tasks(int kv_heads, bool adjacent);
 
   std::vector<QueryTile> tiles_;
   std::vector<AttendTask> tasks_;

@@ -18,8 +18,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-/// The most queries that are attended in this way: more share the keys better in a panel.
-constexpr int kStreamQueries = 8;
 /// Queries that use a loaded vector of a key at once, and sums of a query kept in registers for its values.
 constexpr int kStreamGroup = 4;
 
@@ -38,17 +36,47 @@ HWY_INLINE VF sum_each(float* HWY_RESTRICT vectors) {
   return hn::Load(d, vectors);
 }
 
-/// Attends with keys and values of type T in their source. Queries and results are [count][padded dim], scores
-/// [count][kTileKeys].
+/// Walks over the rows of some keys and values, all KV heads of each, and asks for a few cache lines at a time. Whole rows, in
+/// the order of memory: pieces of rows in the order in which they are used would reach a third of the bandwidth.
+class Prefetcher {
+ public:
+  Prefetcher(const KeyRows& rows, int64_t key_bytes, int64_t value_bytes)
+      : rows_(rows), bytes_{key_bytes, rows.values[0] == rows.keys[0] ? 0 : value_bytes} {}
+  void advance(int64_t lines) {
+    for (; lines > 0 && plane_ < 2; --lines) {
+      if (bytes_[plane_] > 0) {
+        const void* const* rows = plane_ == 0 ? rows_.keys : rows_.values;
+        __builtin_prefetch(static_cast<const std::byte*>(rows[key_]) + at_, 0, 2);
+      }
+      if ((at_ += 64) < bytes_[plane_]) continue;
+      at_ = 0;
+      if (++key_ < rows_.count) continue;
+      key_ = 0;
+      ++plane_;
+    }
+  }
+
+ private:
+  const KeyRows& rows_;
+  const int64_t bytes_[2];
+  int64_t key_ = 0, at_ = 0;
+  int plane_ = 0;
+};
+
+/// Attends with keys and values of type T in their source, under one or several KV heads. Queries and results are
+/// [queries][padded dim], scores [queries][kTileKeys].
 template <typename T>
 class StreamAttention {
  public:
-  /// Small enough for the keys and values of this piece and of the next to stay in the second-level cache of any core.
+  /// Keys attended at once. This piece and the next fit into the second-level cache: with 8 KV heads of 128 in bf16 a piece is
+  /// 128 KiB.
   static constexpr int64_t kPiece = 32;
 
-  StreamAttention(const TileView& tile, TileScratch& scratch)
+  StreamAttention(const TileView& tile, int kv_heads, TileScratch& scratch)
       : tile_(tile),
         s_(scratch),
+        kv_heads_(kv_heads),
+        queries_(tile.count() * kv_heads),
         k_dim_(tile.k_dim()),
         v_dim_(tile.v_dim()),
         k_pad_(padded_dim(k_dim_)),
@@ -62,8 +90,8 @@ class StreamAttention {
       if (located < 0) tile_.locate(first, count, s_.rows[located = 0]);
       KeyRows &rows = s_.rows[located], &following = s_.rows[1 - located];
       located = next > 0 ? 1 - located : -1;
+      following.count = 0;
       if (next > 0) tile_.locate(first + count, next, following);
-      following.count = next;
       attend_piece(segment, first, rows, following);
     });
   }
@@ -73,41 +101,56 @@ class StreamAttention {
 
  private:
   void load_queries() {
-    std::fill_n(s_.queries, tile_.count() * k_pad_, 0.0f);
-    for (int i = 0; i < tile_.count(); ++i) {
+    std::fill_n(s_.queries, queries_ * k_pad_, 0.0f);
+    for (int i = 0; i < queries_; ++i) {
       for (int64_t k = 0; k < k_dim_; ++k) {
         s_.queries[i * k_pad_ + k] = tile_.dtype() == DType::bf16
                                          ? static_cast<float>(static_cast<const bf16*>(tile_.query(i))[k])
                                          : static_cast<const float*>(tile_.query(i))[k];
       }
     }
-    std::fill_n(s_.results, tile_.count() * v_pad_, 0.0f);
+    std::fill_n(s_.results, queries_ * v_pad_, 0.0f);
     std::fill_n(s_.max, kTileQueries, -HUGE_VALF);
     std::fill_n(s_.sum, kTileQueries, 0.0f);
   }
 
-  void attend_piece(int segment, int64_t first, const KeyRows& rows, const KeyRows& next) {
-    for (int query = 0; query < tile_.count(); query += kStreamGroup) {
-      const bool last = query + kStreamGroup >= tile_.count();
-      switch (std::min(kStreamGroup, tile_.count() - query)) {
-        case 1:
-          attend_group<1>(segment, query, first, rows, last ? &next : nullptr);
-          break;
-        case 2:
-          attend_group<2>(segment, query, first, rows, last ? &next : nullptr);
-          break;
-        case 3:
-          attend_group<3>(segment, query, first, rows, last ? &next : nullptr);
-          break;
-        default:
-          attend_group<4>(segment, query, first, rows, last ? &next : nullptr);
+  void attend_piece(int segment, int64_t first, KeyRows& rows, const KeyRows& next) {
+    const int64_t key_bytes = kv_heads_ * tile_.k_head_bytes(), value_bytes = kv_heads_ * tile_.v_head_bytes();
+    Prefetcher prefetcher(next, key_bytes, value_bytes);
+    const int64_t steps = int64_t{kv_heads_} * ((rows.count + kLanes - 1) / kLanes);
+    const int64_t lines = next.count * (key_bytes + value_bytes) / 64;
+    prefetch_lines_ = next.count == 0 ? 0 : lines / steps + 1;
+    for (int head = 0; head < kv_heads_; ++head) {
+      for (int query = 0; query < tile_.count(); query += kStreamGroup) {
+        if (query > 0) prefetch_lines_ = 0;
+        const int at = head * tile_.count() + query;
+        switch (std::min(kStreamGroup, tile_.count() - query)) {
+          case 1:
+            attend_group<1>(segment, at, first, rows, prefetcher);
+            break;
+          case 2:
+            attend_group<2>(segment, at, first, rows, prefetcher);
+            break;
+          case 3:
+            attend_group<3>(segment, at, first, rows, prefetcher);
+            break;
+          default:
+            attend_group<4>(segment, at, first, rows, prefetcher);
+        }
+      }
+      for (int i = 0; i < kTileKeys; ++i) {
+        rows.keys[i] = static_cast<const std::byte*>(rows.keys[i]) + tile_.k_head_bytes();
+        rows.values[i] = static_cast<const std::byte*>(rows.values[i]) + tile_.v_head_bytes();
       }
     }
   }
 
   template <int kQueries>
-  void attend_group(int segment, int query, int64_t first, const KeyRows& rows, const KeyRows* next) {
-    for (int64_t key = 0; key < rows.count; key += kLanes) score<kQueries>(query, key, rows, next);
+  void attend_group(int segment, int query, int64_t first, const KeyRows& rows, Prefetcher& prefetcher) {
+    for (int64_t key = 0; key < rows.count; key += kLanes) {
+      prefetcher.advance(prefetch_lines_);
+      score<kQueries>(query, key, rows);
+    }
     for (int i = query; i < query + kQueries; ++i) weigh(segment, i, first, rows.count);
     int64_t dim = 0;
     // A few vectors at once, so that kQueries times as many sums hide the latency of a multiply-add.
@@ -119,13 +162,12 @@ class StreamAttention {
 
   /// Scores of kLanes keys from `first` on.
   template <int kQueries>
-  void score(int query, int64_t first, const KeyRows& rows, const KeyRows* next) {
+  void score(int query, int64_t first, const KeyRows& rows) {
     const DF d;
     constexpr int kAtOnce = std::min(kLanes, kQueries <= 2 ? 4 : 2);
     HWY_ALIGN float sums[kQueries][kLanes * kLanes];
     const float* queries = s_.queries + query * k_pad_;
     for (int key = 0; key < kLanes; key += kAtOnce) {
-      if (next != nullptr) prefetch_keys(*next, first + key, kAtOnce);
       const T* at[kAtOnce];
       VF total[kAtOnce][kQueries];
       WEFT_UNROLL
@@ -158,13 +200,6 @@ class StreamAttention {
       }
     }
     for (int i = 0; i < kQueries; ++i) hn::Store(sum_each(sums[i]), d, s_.scores + (query + i) * kTileKeys + first);
-  }
-
-  void prefetch_keys(const KeyRows& rows, int64_t first, int64_t count) const {
-    for (int64_t i = first; i < std::min(rows.count, first + count); ++i) {
-      prefetch(rows.keys[i], k_dim_ * static_cast<int64_t>(sizeof(T)));
-      if (rows.values[i] != rows.keys[i]) prefetch(rows.values[i], v_dim_ * static_cast<int64_t>(sizeof(T)));
-    }
   }
 
   /// Turns the scores of a query into weights, and multiplies its older results with the decay.
@@ -246,7 +281,9 @@ class StreamAttention {
 
   const TileView& tile_;
   TileScratch& s_;
+  const int kv_heads_, queries_;
   const int64_t k_dim_, v_dim_, k_pad_, v_pad_;
+  int64_t prefetch_lines_ = 0;  ///< to ask for with every kLanes keys
 };
 
 }  // namespace weft::cpu::HWY_NAMESPACE

@@ -34,8 +34,10 @@ TileView::TileView(const Attention& args, const QueryTile& tile, int kv_head)
   if (kv.k != nullptr) {
     kv_dtype_ = kv.dtype;
     const int64_t size = static_cast<int64_t>(size_of(kv_dtype_));
-    keys_ = static_cast<const std::byte*>(kv.k) + kv_head * kv.k_dim * size;
-    values_ = static_cast<const std::byte*>(kv.v) + kv_head * kv.v_dim * size;
+    k_head_bytes_ = kv.k_dim * size;
+    v_head_bytes_ = kv.v_dim * size;
+    keys_ = static_cast<const std::byte*>(kv.k) + kv_head * k_head_bytes_;
+    values_ = static_cast<const std::byte*>(kv.v) + kv_head * v_head_bytes_;
     k_stride_ = kv.k_stride * size;
     v_stride_ = kv.v_stride * size;
     // A tile without keys may be padding, whose sequence is nobody's.
@@ -44,8 +46,10 @@ TileView::TileView(const Attention& args, const QueryTile& tile, int kv_head)
     const ConstView &k = args.rows.k, &v = args.rows.v;
     kv_dtype_ = k.dtype();
     const int64_t size = static_cast<int64_t>(size_of(kv_dtype_));
-    keys_ = static_cast<const std::byte*>(k.data()) + kv_head * k.stride(1) * size;
-    values_ = static_cast<const std::byte*>(v.data()) + kv_head * v.stride(1) * size;
+    k_head_bytes_ = k.stride(1) * size;
+    v_head_bytes_ = v.stride(1) * size;
+    keys_ = static_cast<const std::byte*>(k.data()) + kv_head * k_head_bytes_;
+    values_ = static_cast<const std::byte*>(v.data()) + kv_head * v_head_bytes_;
     k_stride_ = k.stride(0) * size;
     v_stride_ = v.stride(0) * size;
   }
@@ -54,7 +58,7 @@ TileView::TileView(const Attention& args, const QueryTile& tile, int kv_head)
 float TileView::base2_scale() const { return static_cast<float>(args_.scale * std::numbers::log2e); }
 
 TileView::Place TileView::place(int i) const {
-  const int64_t head = kv_head_ * group_ + (tile_.head + i) % group_;
+  const int64_t head = (kv_head_ + i / tile_.count) * group_ + (tile_.head + i % tile_.count) % group_;
   return {head / heads_, row(i), head % heads_};
 }
 

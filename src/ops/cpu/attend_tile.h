@@ -39,7 +39,8 @@ struct PartResult {
   float* sum = nullptr;  ///< [count]
 };
 
-/// One tile under one KV head: where its queries, keys and results lie in the arguments.
+/// One tile under one KV head: where its queries, keys and results lie in the arguments. Queries from count() on are those of
+/// the tile under the next KV heads.
 class TileView {
  public:
   TileView(const Attention& args, const QueryTile& tile, int kv_head);
@@ -50,11 +51,14 @@ class TileView {
   DType dtype() const { return args_.q.dtype(); }
   DType kv_dtype() const { return kv_dtype_; }
   float base2_scale() const;
+  /// Bytes from a key, or value, of one KV head to that of the next.
+  int64_t k_head_bytes() const { return k_head_bytes_; }
+  int64_t v_head_bytes() const { return v_head_bytes_; }
 
   /// The first element of query i.
   const void* query(int i) const;
   /// The row of the call that query i belongs to.
-  int64_t row(int i) const { return tile_.row + (tile_.head + i) / group_; }
+  int64_t row(int i) const { return tile_.row + (tile_.head + i % tile_.count) / group_; }
   /// Keys that query i sees.
   SeenKeys range(int segment, int i) const;
   /// Fills `rows` with keys [first, first + count) of a segment.
@@ -94,6 +98,7 @@ class TileView {
   // The source: row `slot` of a plane of KV head kv_head_.
   const std::byte *keys_, *values_;
   int64_t k_stride_, v_stride_;  ///< bytes
+  int64_t k_head_bytes_, v_head_bytes_;
   const int32_t* table_ = nullptr;
 };
 
