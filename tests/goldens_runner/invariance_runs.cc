@@ -55,48 +55,57 @@ void measure(const std::string& name, const GridPoint& point, const char* agains
   std::fflush(stdout);
 }
 
+/// Runs one model at all points.
+DoneModel run_model(const SyntheticModel& model, const std::vector<GridPoint>& points) {
+  const auto began = std::chrono::steady_clock::now();
+  const TemporaryFolder folder;
+  write_checkpoint(folder.path(), model.config);
+  Invariance invariance(folder.path());
+  Row row;
+  measure(model.name, points.back(), "float64", kReferenceBound, row.worst_reference, row,
+          [&](const GridPoint& point) { return invariance.against_reference(point); });
+  for (const GridPoint& at : points) {
+    measure(model.name, at, "W = 1", kOneRankBound, row.worst_one_rank, row,
+            [&](const GridPoint& point) { return invariance.against_one_rank(point); });
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  return {.runs = row.runs,
+          .failed = row.failed,
+          .seconds = seconds,
+          .row = fmt::format("{:<26} {:>5} {:>15.1e} {:>17.1e} {:>7.0f}  {}", model.name, row.runs, row.worst_one_rank,
+                             row.worst_reference, seconds, row.failed == 0 ? "ok" : fmt::format("{} FAILED", row.failed))};
+}
+
 }  // namespace
 
-RunCounts run_invariance(bool full, bool list, const std::function<bool(const std::string&)>& wanted) {
+RunCounts run_invariance(const RunChoice& choice, DoneFile& done) {
   std::vector<SyntheticModel> models;
   std::vector<std::vector<Ranks>> ranks;
   for (SyntheticModel& model : synthetic_models()) {
-    if (!wanted(model.name)) continue;
-    ranks.push_back(wanted_ranks(model.heads, full));
+    if (!choice.wanted(model.name)) continue;
+    ranks.push_back(wanted_ranks(model.heads, choice.full));
     models.push_back(std::move(model));
   }
   if (models.empty()) return {};
   const std::vector<std::vector<GridPoint>> sample = sample_grid(ranks, kValues);
-  if (!list)
+  if (!choice.list) {
     fmt::print("\n{:<26} {:>5} {:>15} {:>17} {:>7}\n", "written checkpoint", "runs", "worst to W = 1", "worst to float64",
                "seconds");
+  }
 
   RunCounts counts;
   for (size_t i = 0; i < models.size(); ++i) {
-    const SyntheticModel& model = models[i];
-    const std::vector<GridPoint> points = full ? full_grid(ranks[i], kValues) : sample[i];
-    if (list) {
-      for (const GridPoint& point : points) fmt::print("{} {} float32\n", model.name, to_string(point));
+    const std::vector<GridPoint> points = choice.full ? full_grid(ranks[i], kValues) : sample[i];
+    if (choice.list) {
+      for (const GridPoint& point : points) fmt::print("{} {} float32\n", models[i].name, to_string(point));
       continue;
     }
-    const auto began = std::chrono::steady_clock::now();
-    const TemporaryFolder folder;
-    write_checkpoint(folder.path(), model.config);
-    Invariance invariance(folder.path());
-    Row row;
-    measure(model.name, points.back(), "float64", kReferenceBound, row.worst_reference, row,
-            [&](const GridPoint& point) { return invariance.against_reference(point); });
-    for (const GridPoint& at : points) {
-      measure(model.name, at, "W = 1", kOneRankBound, row.worst_one_rank, row,
-              [&](const GridPoint& point) { return invariance.against_one_rank(point); });
-    }
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-    fmt::print("{:<26} {:>5} {:>15.1e} {:>17.1e} {:>7.0f}  {}\n", model.name, row.runs, row.worst_one_rank, row.worst_reference,
-               seconds, row.failed == 0 ? "ok" : fmt::format("{} FAILED", row.failed));
+    const std::optional<DoneModel> before = done.find(models[i].name);
+    const DoneModel model = before ? *before : run_model(models[i], points);
+    fmt::print("{}\n", model.row);
     std::fflush(stdout);
-    counts.runs += row.runs;
-    counts.failed += row.failed;
-    counts.seconds += seconds;
+    done.add(models[i].name, model);
+    counts.add(model);
   }
   return counts;
 }

@@ -24,7 +24,7 @@
 namespace weft::test {
 namespace {
 
-constexpr const char* kUsage = R"(usage: weft_goldens [--full] [--dir DIR] [--model NAME]... [--list]
+constexpr const char* kUsage = R"(usage: weft_goldens [--full] [--dir DIR] [--model NAME]... [--done FILE] [--list]
 
 Runs each golden model of DIR (default: tests/goldens) and compares logits, tokens, experts and hidden rows. Without --dir also
 checkpoints that it writes itself, for what no golden covers: W = 3, 6 and 8, and the architectures without goldens.
@@ -32,12 +32,14 @@ checkpoints that it writes itself, for what no golden covers: W = 3, 6 and 8, an
                 pair of values occurs
   --dir DIR     a folder of golden folders, or one golden folder
   --model NAME  only this folder; may be repeated
+  --done FILE   remember finished models there, and do not run those again
   --list        print the runs and stop
 Exit status 0 if every run is as its golden, 1 if one is not, 2 for bad arguments.
 )";
 
 struct Arguments {
-  std::filesystem::path dir;  ///< empty: the project's own goldens and the written checkpoints
+  std::filesystem::path dir;   ///< empty: the project's own goldens and the written checkpoints
+  std::filesystem::path done;  ///< empty: nothing is remembered
   std::vector<std::string> models;
   bool full = false, list = false;
 
@@ -60,6 +62,8 @@ Arguments parse(int argc, char** argv) {
       out.list = true;
     } else if (flag == "--dir") {
       out.dir = value();
+    } else if (flag == "--done") {
+      out.done = value();
     } else if (flag == "--model") {
       out.models.push_back(value());
     } else {
@@ -165,18 +169,21 @@ class Runner {
 };
 
 void print_header() {
-  fmt::print("{:<18} {:>5} {:>11} {:>11} {:>13} {:>15} {:>21} {:>7}\n", "model", "runs", "worst logit", "worst row",
-             "tokens equal", "experts equal", "bf16 median rms argmax", "seconds");
+  fmt::print("{:<18} {:>5} {:>11} {:>11} {:>13} {:>15} {:>28} {:>7}\n", "model", "runs", "worst logit", "worst row",
+             "tokens equal", "experts equal", "bf16 median rms argmax clear", "seconds");
 }
 
-void print_row(const Row& row) {
+DoneModel finished(const Row& row) {
   const ExactReport& e = row.exact;
-  fmt::print("{:<18} {:>5} {:>11.1e} {:>11.1e} {:>13} {:>15} {:>22} {:>7.0f}  {}\n", row.name, row.runs, e.worst_logit,
-             e.worst_hidden, fmt::format("{}/{}", e.tokens_equal, e.tokens),
-             e.experts == 0 ? std::string("-") : fmt::format("{}/{}", e.experts_equal, e.experts),
-             fmt::format("{:.3f} {:.3f} {:.3f}", row.worst_median, row.worst_rms, row.least_argmax), row.seconds,
-             row.failed_runs == 0 ? "ok" : fmt::format("{} FAILED", row.failed_runs));
-  std::fflush(stdout);
+  const std::string experts = e.experts == 0 ? "-" : fmt::format("{}/{}", e.experts_equal, e.experts);
+  const std::string rounded =
+      fmt::format("{:.3f} {:.3f} {:.3f} {:>5}", row.worst_median, row.worst_rms, row.least_argmax, row.clear_misses);
+  return {.runs = row.runs,
+          .failed = row.failed_runs,
+          .seconds = row.seconds,
+          .row = fmt::format("{:<18} {:>5} {:>11.1e} {:>11.1e} {:>13} {:>15} {:>28} {:>7.0f}  {}", row.name, row.runs,
+                             e.worst_logit, e.worst_hidden, fmt::format("{}/{}", e.tokens_equal, e.tokens), experts, rounded,
+                             row.seconds, row.failed_runs == 0 ? "ok" : fmt::format("{} FAILED", row.failed_runs))};
 }
 
 /// The models of a folder with their runs. Folders of architectures that this version does not know go to `unsupported`.
@@ -184,7 +191,7 @@ std::vector<Model> plan_runs(const Arguments& arguments, std::vector<std::string
   std::vector<Model> models;
   for (const std::filesystem::path& dir :
        golden_folders(arguments.dir.empty() ? WEFT_SOURCE_DIR "/tests/goldens" : arguments.dir)) {
-    const std::string name = std::filesystem::absolute(dir).lexically_normal().filename().string();
+    const std::string name = folder_name(dir);
     if (!arguments.wants(name)) continue;
     if (const std::string architecture = stored_architecture(dir); !is_supported(architecture)) {
       unsupported.push_back(fmt::format("{} ({})", name, architecture));
@@ -215,10 +222,11 @@ void tally(int passed, int failed, size_t skipped) {
 int run_all(const Arguments& arguments) {
   std::vector<std::string> unsupported;
   const std::vector<Model> models = plan_runs(arguments, unsupported);
+  DoneFile done(arguments.done);
   RunCounts counts;
   if (arguments.list) {
     for (const Model& model : models) {
-      const std::string name = model.dir.filename().string();
+      const std::string name = folder_name(model.dir);
       for (const GridPoint& point : model.exact) fmt::print("{} {} float32\n", name, to_string(point));
       for (const GridPoint& point : model.rounded) fmt::print("{} {} bfloat16\n", name, to_string(point));
     }
@@ -226,16 +234,20 @@ int run_all(const Arguments& arguments) {
     print_header();
     Runner runner;
     for (const Model& model : models) {
-      const Row row = runner.run(model);
-      print_row(row);
-      counts.runs += row.runs;
-      counts.failed += row.failed_runs;
-      counts.seconds += row.seconds;
+      const std::string name = folder_name(model.dir);
+      const std::optional<DoneModel> before = done.find(name);
+      const DoneModel now = before ? *before : finished(runner.run(model));
+      fmt::print("{}\n", now.row);
+      std::fflush(stdout);
+      done.add(name, now);
+      counts.add(now);
     }
   }
   if (arguments.dir.empty()) {
-    const RunCounts written =
-        run_invariance(arguments.full, arguments.list, [&](const std::string& name) { return arguments.wants(name); });
+    const RunCounts written = run_invariance({.full = arguments.full,
+                                              .list = arguments.list,
+                                              .wanted = [&](const std::string& name) { return arguments.wants(name); }},
+                                             done);
     counts.runs += written.runs;
     counts.failed += written.failed;
     counts.seconds += written.seconds;

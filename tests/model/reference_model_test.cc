@@ -89,6 +89,12 @@ TEST(GoldenFiles, EveryFolderIsFoundAndUnknownArchitecturesAreNamed) {
   EXPECT_THROW(load_golden(WEFT_SOURCE_DIR "/tests/model"), std::exception);
 }
 
+TEST(GoldenFiles, AFolderIsNamedByTheLastPartOfItsPath) {
+  EXPECT_EQ(folder_name("a/b"), "b");
+  EXPECT_EQ(folder_name("a/b/"), "b");
+  EXPECT_EQ(folder_name("a/b/."), "b");
+}
+
 TEST(GoldenFiles, StandardDeviationIsTakenRowByRow) { EXPECT_DOUBLE_EQ(mean_row_std({1, 3, 10, 16}, 2), (1 + 3) / 2.0); }
 
 }  // namespace

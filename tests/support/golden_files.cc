@@ -130,6 +130,11 @@ std::vector<fs::path> golden_folders(const fs::path& root) {
   return folders;
 }
 
+std::string folder_name(const fs::path& dir) {
+  const fs::path path = fs::absolute(dir).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
+
 std::string stored_architecture(const fs::path& model_dir) {
   return Json::parse(read_bytes(model_dir / "config.json")).at("architectures").at(0);
 }
@@ -141,10 +146,7 @@ Golden load_golden(const fs::path& dir) {
     return found == tensors.end() ? std::vector<double>{} : found->second.values;
   };
 
-  Golden golden{.name = fs::absolute(dir).lexically_normal().filename().string(),
-                .dir = dir,
-                .architecture = stored_architecture(dir),
-                .prompts = {}};
+  Golden golden{.name = folder_name(dir), .dir = dir, .architecture = stored_architecture(dir), .prompts = {}};
   const std::string ids_suffix = ".input_ids";
   std::vector<double> known_rows;
   for (const auto& [key, ids] : tensors) {

@@ -56,6 +56,8 @@ struct Golden {
 
 /// The folders of `root` that hold config.json and golden.safetensors, in name order; `root` itself if it is one.
 std::vector<std::filesystem::path> golden_folders(const std::filesystem::path& root);
+/// The last part of a folder's path, also of "." and of one that ends in a slash.
+std::string folder_name(const std::filesystem::path& dir);
 /// architectures[0] of a folder's config.json.
 std::string stored_architecture(const std::filesystem::path& model_dir);
 /// Reads a folder. Throws std::runtime_error if it is not of the format that tests/goldens/README.md describes.
