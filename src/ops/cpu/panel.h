@@ -19,6 +19,7 @@ struct PanelJob {
   int64_t rows = 0;
   const std::byte* panel = nullptr;
   int64_t depth = 0;                ///< elements of a row of x
+  const std::byte* next = nullptr;  ///< the panel that will follow, or null: a kernel may fetch it ahead
   const float* bias = nullptr;      ///< [columns], or null
   int64_t columns = kPanelColumns;  ///< columns of the result to write, the rest of the panel is padding
 };

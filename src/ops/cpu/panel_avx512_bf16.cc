@@ -17,6 +17,24 @@ constexpr int kVectors = 4;  // of 16 columns: a panel
 // 6 rows of 4 sums, 4 vectors of weights and one of x fill 29 of the 32 registers.
 constexpr int64_t kRows = 6;
 
+/// The next panel, fetched while this one is multiplied: `step` bytes with each pair of the depth, 0 = nothing. Where several
+/// passes read this panel, all but the first find it in a cache and would leave the memory idle; so each fetches its share.
+/// Measured with one thread: 12, 16 and 24 rows 1.2 times as fast, 48 rows 1.1 times. A single pass is better left to the
+/// hardware, which sees one stream.
+struct Ahead {
+  const std::byte* at = nullptr;
+  int64_t step = 0;
+};
+
+constexpr int64_t kPairBytes = kPanelColumns * 4;  // A line of the panel: a pair of each column.
+
+WEFT_TARGET WEFT_INLINE void fetch(Ahead& ahead) {
+  if (ahead.step == 0) return;
+  _mm_prefetch(ahead.at, _MM_HINT_T0);
+  if (ahead.step > 64) _mm_prefetch(ahead.at + 64, _MM_HINT_T0);
+  ahead.at += ahead.step;
+}
+
 WEFT_TARGET WEFT_INLINE __m512bh broadcast_pair(const std::byte* row, int64_t pair) {
   int32_t bits;
   std::memcpy(&bits, row + pair * 4, 4);
@@ -43,7 +61,7 @@ WEFT_TARGET WEFT_INLINE void store(__m512 sum, const PanelJob& job, std::byte* r
 
 /// `Rows` rows from `row` on. All sums stay in registers.
 template <int Rows>
-WEFT_TARGET WEFT_INLINE void tile(const PanelJob& job, int64_t row, DType out) {
+WEFT_TARGET WEFT_INLINE void tile(const PanelJob& job, int64_t row, Ahead ahead, DType out) {
   const std::byte* x[Rows];
   __m512 sum[Rows][kVectors];
 #pragma GCC unroll 16
@@ -54,7 +72,8 @@ WEFT_TARGET WEFT_INLINE void tile(const PanelJob& job, int64_t row, DType out) {
   }
   const std::byte* w = job.panel;
   const int64_t pairs = job.depth / 2;
-  for (int64_t pair = 0; pair < pairs; ++pair, w += kPanelColumns * 4) {
+  for (int64_t pair = 0; pair < pairs; ++pair, w += kPairBytes) {
+    fetch(ahead);
     __m512bh b[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) b[v] = reinterpret_cast<__m512bh>(_mm512_load_si512(w + v * 64));
@@ -83,29 +102,32 @@ WEFT_TARGET WEFT_INLINE void tile(const PanelJob& job, int64_t row, DType out) {
 template <DType kOut>
 WEFT_TARGET void multiply(const PanelJob& job) {
   // As many rows a pass as fit, and no pass much smaller than the others: each reads the whole panel.
-  for (int64_t row = 0, passes = (job.rows + kRows - 1) / kRows; passes > 0; --passes) {
+  const int64_t all = (job.rows + kRows - 1) / kRows;
+  Ahead ahead{.at = job.next, .step = job.next != nullptr && all > 1 ? (kPairBytes + all - 1) / all : 0};
+  for (int64_t row = 0, passes = all; passes > 0; --passes) {
     const int64_t rows = (job.rows - row + passes - 1) / passes;
     switch (rows) {
       case 1:
-        tile<1>(job, row, kOut);
+        tile<1>(job, row, ahead, kOut);
         break;
       case 2:
-        tile<2>(job, row, kOut);
+        tile<2>(job, row, ahead, kOut);
         break;
       case 3:
-        tile<3>(job, row, kOut);
+        tile<3>(job, row, ahead, kOut);
         break;
       case 4:
-        tile<4>(job, row, kOut);
+        tile<4>(job, row, ahead, kOut);
         break;
       case 5:
-        tile<5>(job, row, kOut);
+        tile<5>(job, row, ahead, kOut);
         break;
       default:
-        tile<6>(job, row, kOut);
+        tile<6>(job, row, ahead, kOut);
         break;
     }
     row += rows;
+    ahead.at += ahead.step * (job.depth / 2);
   }
 }
 

@@ -12,11 +12,20 @@ namespace {
 // bfloat16) to hide its arrival.
 constexpr int64_t kRowsPerTask = 96;
 
-// Fewer bytes a task than this, and taking tasks begins to show; more, and the threads finish at different times.
-constexpr size_t kTaskBytes = size_t{256} << 10;
+// A task reads at most so many bytes of panels: some tens of microseconds, so that taking tasks does not show.
+constexpr size_t kMostBytes = size_t{1} << 20;
+// And multiplies at least so many bytes of panels by a row each, if there are: about a microsecond, what waking a thread costs.
+constexpr size_t kLeastBytes = size_t{32} << 10;
 
-// So many tasks for each thread even out what is left at the end.
-constexpr int64_t kTasksPerThread = 4;
+/// Panels of the next task, of `left` in all that are not cut yet. Tasks shrink towards the end, so that the threads finish
+/// together.
+int64_t panels_of_task(int64_t left, int threads, size_t panel_bytes, int64_t rows) {
+  const size_t bytes = std::max(panel_bytes, size_t{1});
+  const size_t least = kLeastBytes / (bytes * static_cast<size_t>(rows)) + 1, most = std::max(kMostBytes / bytes, least);
+  return std::clamp(left / (2 * threads), static_cast<int64_t>(least), static_cast<int64_t>(most));
+}
+
+int64_t row_blocks(const Product& product) { return (product.rows + kRowsPerTask - 1) / kRowsPerTask; }
 
 }  // namespace
 
@@ -42,17 +51,21 @@ OneDnn::Primitive* Products::primitive_for(const Product& product, const Task& t
                             .bias = product.bias != nullptr});
 }
 
-void Products::cut(const Product& product, int32_t index, int64_t panels_per_task, DType out) {
+void Products::cut(const Product& product, int32_t index, int64_t& panels_left, DType out) {
   // Even blocks for the panel kernels; whole ones and a rest for oneDNN, which needs code for each number of rows.
-  const int64_t blocks = (product.rows + kRowsPerTask - 1) / kRowsPerTask;
+  const PackedMatrix& w = *product.w;
+  const int64_t blocks = row_blocks(product);
   for (int64_t block = 0, row = 0; block < blocks; ++block) {
-    const int64_t left = product.rows - row;
-    const int64_t rows = many_rows_ == ManyRows::panels ? left / (blocks - block) : std::min(left, kRowsPerTask);
-    for (int64_t panel = 0; panel < product.w->panels(); panel += panels_per_task) {
-      const int64_t panels = std::min(panels_per_task, product.w->panels() - panel);
-      Task& task = tasks_.emplace_back(
-          Task{.product = index, .row = row, .rows = rows, .panel = panel, .panels = panels, .primitive = nullptr});
+    const int64_t rows_left = product.rows - row;
+    const int64_t rows = many_rows_ == ManyRows::panels ? rows_left / (blocks - block) : std::min(rows_left, kRowsPerTask);
+    for (int64_t panel = 0; panel < w.panels();) {
+      const int64_t wanted = panels_of_task(panels_left, pool_.threads(), w.panel_bytes(), rows);
+      const int64_t panels = std::min(wanted, w.panels() - panel);
+      Task task{.product = index, .row = row, .rows = rows, .panel = panel, .panels = panels, .primitive = nullptr};
       task.primitive = primitive_for(product, task, out);
+      tasks_.push_back(task);
+      panel += panels;
+      panels_left -= panels;
     }
     row += rows;
   }
@@ -60,13 +73,10 @@ void Products::cut(const Product& product, int32_t index, int64_t panels_per_tas
 
 void Products::run(DType out) {
   if (products_.empty()) return;
-  int64_t panels = 0;
-  for (const Product& product : products_) panels += product.w->panels();
-  const auto panel_bytes = std::max(products_.front().w->panel_bytes(), size_t{1});
-  const int64_t even = panels / (kTasksPerThread * pool_.threads());
-  const int64_t panels_per_task = std::max<int64_t>(1, std::min(static_cast<int64_t>(kTaskBytes / panel_bytes), even));
+  int64_t panels_left = 0;
+  for (const Product& product : products_) panels_left += row_blocks(product) * product.w->panels();
   tasks_.clear();
-  for (size_t i = 0; i < products_.size(); ++i) cut(products_[i], static_cast<int32_t>(i), panels_per_task, out);
+  for (size_t i = 0; i < products_.size(); ++i) cut(products_[i], static_cast<int32_t>(i), panels_left, out);
 
   const PanelKernel kernel = panel_kernel(products_.front().w->dtype(), out);
   pool_.run(static_cast<int64_t>(tasks_.size()), [&](int64_t i, int thread) {
@@ -94,6 +104,7 @@ void Products::multiply_panels(const Task& task, PanelKernel kernel, size_t out_
             .rows = task.rows,
             .panel = w.panel(panel),
             .depth = w.in(),
+            .next = panel + 1 < task.panel + task.panels ? w.panel(panel + 1) : nullptr,
             .bias = product.bias != nullptr ? product.bias + column : nullptr,
             .columns = std::min(kPanelColumns, w.out() - column)});
   }

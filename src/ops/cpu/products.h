@@ -49,7 +49,7 @@ class Products {
     int64_t row, rows, panel, panels;
     OneDnn::Primitive* primitive;  // or null: panel kernels
   };
-  void cut(const Product& product, int32_t index, int64_t panels_per_task, DType out);
+  void cut(const Product& product, int32_t index, int64_t& panels_left, DType out);
   OneDnn::Primitive* primitive_for(const Product& product, const Task& task, DType out);
   void multiply_panels(const Task& task, PanelKernel kernel, size_t out_bytes) const;
   void multiply_with_onednn(const Task& task, int thread, size_t out_bytes);
