@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "model/config.h"
 #include "support/checkpoint_writer.h"
 #include "support/synthetic_models.h"
 
@@ -20,14 +21,21 @@ std::vector<std::string> names() {
   return out;
 }
 
+/// A model by name, written into `folder`.
+void write_synthetic(const std::string& name, const TemporaryFolder& folder) {
+  for (const SyntheticModel& model : synthetic_models()) {
+    if (model.name == name) return write_checkpoint(folder.path(), model.config);
+  }
+  FAIL() << "no model " << name;
+}
+
 class InvarianceOf : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     spdlog::set_level(spdlog::level::warn);  // No banner of every engine.
-    const auto models = synthetic_models();
-    const auto model = std::find_if(models.begin(), models.end(), [&](const auto& m) { return m.name == GetParam(); });
-    write_checkpoint(folder_.path(), model->config);
-    ranks_ = legal_ranks(model->heads);
+    write_synthetic(GetParam(), folder_);
+    const ModelConfig config = load_config(folder_.path());
+    ranks_ = legal_ranks({.q_heads = config.q_heads, .kv_heads = config.grid_kv_heads()});
   }
   bool allows(Ranks ranks) const { return std::find(ranks_.begin(), ranks_.end(), ranks) != ranks_.end(); }
 
@@ -63,11 +71,23 @@ TEST_P(InvarianceOf, TheMostRanksGiveWhatTheReferenceModelGives) {
 
 INSTANTIATE_TEST_SUITE_P(Written, InvarianceOf, testing::ValuesIn(names()), [](const auto& test) { return test.param; });
 
-TEST(EdgePrompts, StandOnBothSidesOfATurn) {
-  std::vector<size_t> lengths;
-  for (const Prompt& prompt : edge_prompts(3, 4, 100)) lengths.push_back(prompt.input_ids.size());
-  EXPECT_EQ(lengths, (std::vector<size_t>{1, 2, 11, 12, 13, 61, 150}));
+TEST(LongPrompts, RunInPiecesOfQueriesExpertsAndLogits) {
+  // 1400 tokens are more than one query exchange, one pass through the experts and one block of logit rows take. In chunks of
+  // 700 the second has 700 rows over 700 cached tokens, beside the decode rows of the short prompt.
+  spdlog::set_level(spdlog::level::warn);
+  for (const char* name : {"glm4_moe_24_over_1", "deepseek_v3_24_heads"}) {
+    const TemporaryFolder folder;
+    write_synthetic(name, folder);
+    Invariance invariance(folder.path());
+    for (const DcpExchange exchange : {DcpExchange::queries, DcpExchange::keys}) {
+      const GridPoint point{.tp = 3, .dcp = 3, .interleave = 4, .budget = 700, .exchange = exchange};
+      EXPECT_LT(invariance.against_one_rank(point, {40, 1400}), 1e-4) << name << " " << to_string(point);
+    }
+    EXPECT_LT(invariance.against_reference({.tp = 3, .dcp = 3, .budget = 4096}, {1400}), 1e-3) << name;
+  }
 }
+
+TEST(EdgeLengths, StandOnBothSidesOfATurn) { EXPECT_EQ(edge_lengths(3, 4), (std::vector<int>{1, 2, 11, 12, 13, 61, 150})); }
 
 }  // namespace
 }  // namespace weft::test

@@ -154,7 +154,7 @@ EngineConfig engine_config(const GridPoint& point, const std::filesystem::path& 
   config.cp_kv_cache_interleave_size = point.interleave;
   config.block_size = point.block_size;
   config.dtype = dtype;
-  config.max_num_seqs = 16;
+  config.max_num_seqs = point.tight_pool ? 2 : 16;
   config.max_num_batched_tokens = point.budget;
   config.num_gpu_blocks_override = point.tight_pool ? most : sum;
   config.dcp_exchange = point.exchange;

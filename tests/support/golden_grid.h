@@ -18,7 +18,7 @@ struct GridPoint {
   int budget = 2048;  ///< max_num_batched_tokens
   DcpExchange exchange = DcpExchange::automatic;
   bool alone = false;       ///< one run per prompt instead of all in one batch
-  bool tight_pool = false;  ///< blocks for the longest prompt only, so that the others wait and blocks are reused
+  bool tight_pool = false;  ///< blocks for the longest prompt and slots for two, so that prompts wait and both are reused
   int gather_tokens = 0;    ///< context_gather_tokens; 0: chosen by the engine
 
   friend bool operator==(const GridPoint&, const GridPoint&) = default;

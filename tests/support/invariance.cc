@@ -34,9 +34,13 @@ double spread_of(const std::vector<PromptResult>& results, int64_t vocab) {
 
 }  // namespace
 
-std::vector<Prompt> edge_prompts(int dcp, int interleave, int64_t vocab, int generate) {
+std::vector<int> edge_lengths(int dcp, int interleave) {
   const int turn = dcp * interleave;
   const std::set<int> lengths = {1, std::max(1, dcp - 1), std::max(1, turn - 1), turn, turn + 1, 61, 150};
+  return {lengths.begin(), lengths.end()};
+}
+
+std::vector<Prompt> seeded_prompts(const std::vector<int>& lengths, int64_t vocab, int generate) {
   std::vector<Prompt> prompts;
   for (const int length : lengths) {
     Gen gen(static_cast<uint64_t>(length));
@@ -59,9 +63,9 @@ std::vector<PromptResult> Invariance::run(const GridPoint& point, const std::vec
   return run_prompts(engine, prompts, point.alone);
 }
 
-double Invariance::against_one_rank(const GridPoint& point) {
-  const std::vector<Prompt> prompts = edge_prompts(point.dcp, point.interleave, vocab_);
-  std::vector<PromptResult>& base = base_[{point.tp, point.dcp, point.interleave}];
+double Invariance::against_one_rank(const GridPoint& point, const std::vector<int>& lengths) {
+  const std::vector<Prompt> prompts = seeded_prompts(lengths, vocab_);
+  std::vector<PromptResult>& base = base_[{point.tp, lengths}];
   if (base.empty()) base = run({.tp = point.tp, .dcp = 1, .budget = 4096, .alone = true}, prompts);
   const std::vector<PromptResult> results = run(point, prompts);
   double most = 0;
@@ -72,9 +76,9 @@ double Invariance::against_one_rank(const GridPoint& point) {
   return most / spread_of(base, vocab_);
 }
 
-double Invariance::against_reference(const GridPoint& point) const {
+double Invariance::against_reference(const GridPoint& point, const std::vector<int>& lengths) const {
   const ReferenceModel reference(model_dir_);
-  const std::vector<Prompt> prompts = edge_prompts(point.dcp, point.interleave, vocab_);
+  const std::vector<Prompt> prompts = seeded_prompts(lengths, vocab_);
   const std::vector<PromptResult> results = run(point, prompts);
   double most = 0;
   for (size_t i = 0; i < prompts.size(); ++i) {

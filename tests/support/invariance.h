@@ -2,7 +2,7 @@
 
 #include <filesystem>
 #include <map>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.h"
@@ -10,9 +10,11 @@
 
 namespace weft::test {
 
-/// Prompts on the edges of a layout of W ranks and interleave S, with seeded tokens: 1 token, fewer than W, S * W and one less
-/// and one more, a few blocks, and a long one. Each feeds `generate` given tokens and wants all logits.
-std::vector<Prompt> edge_prompts(int dcp, int interleave, int64_t vocab, int generate = 5);
+/// Prompt lengths on the edges of a layout of W ranks and interleave S: 1 token, fewer than W, S * W and one less and one more,
+/// a few blocks, and a longer one.
+std::vector<int> edge_lengths(int dcp, int interleave);
+/// Prompts of these lengths with seeded tokens. Each feeds `generate` given tokens and wants all logits.
+std::vector<Prompt> seeded_prompts(const std::vector<int>& lengths, int64_t vocab, int generate = 5);
 
 /// Holds the runs of one model against each other: how its KV cache is spread must not change what it computes. float32.
 class Invariance {
@@ -20,16 +22,20 @@ class Invariance {
   explicit Invariance(std::filesystem::path model_dir);
 
   /// Largest difference of any logit at `point` to W = 1 at the same tp, in standard deviations of the logits.
-  double against_one_rank(const GridPoint& point);
+  double against_one_rank(const GridPoint& point) { return against_one_rank(point, edge_lengths(point.dcp, point.interleave)); }
+  double against_one_rank(const GridPoint& point, const std::vector<int>& lengths);
   /// Largest difference of any logit at `point` to the float64 reference model, likewise.
-  double against_reference(const GridPoint& point) const;
+  double against_reference(const GridPoint& point) const {
+    return against_reference(point, edge_lengths(point.dcp, point.interleave));
+  }
+  double against_reference(const GridPoint& point, const std::vector<int>& lengths) const;
 
  private:
   std::vector<PromptResult> run(const GridPoint& point, const std::vector<Prompt>& prompts) const;
 
   std::filesystem::path model_dir_;
   int64_t vocab_ = 0;
-  std::map<std::tuple<int, int, int>, std::vector<PromptResult>> base_;  ///< W = 1, by tp and by the W and S of the prompts
+  std::map<std::pair<int, std::vector<int>>, std::vector<PromptResult>> base_;  ///< W = 1, by tp and prompt lengths
 };
 
 }  // namespace weft::test
