@@ -36,31 +36,48 @@ HWY_INLINE VF sum_each(float* HWY_RESTRICT vectors) {
   return hn::Load(d, vectors);
 }
 
-/// Walks over the rows of some keys and values, all KV heads of each, and asks for a few cache lines at a time. Whole rows, in
-/// the order of memory: pieces of rows in the order in which they are used would reach a third of the bandwidth.
+/// Walks over the rows of some keys and values, all KV heads of each, and asks for a little of them at a time: whole rows in
+/// the order of memory, since pieces of rows in the order of use reach a third of the bandwidth; and a little, since memory
+/// should be as busy while the piece before is computed with as it is between. May ask for a few bytes behind a row.
 class Prefetcher {
  public:
-  Prefetcher(const KeyRows& rows, int64_t key_bytes, int64_t value_bytes)
-      : rows_(rows), bytes_{key_bytes, rows.values[0] == rows.keys[0] ? 0 : value_bytes} {}
-  void advance(int64_t lines) {
-    for (; lines > 0 && plane_ < 2; --lines) {
-      if (bytes_[plane_] > 0) {
-        const void* const* rows = plane_ == 0 ? rows_.keys : rows_.values;
-        __builtin_prefetch(static_cast<const std::byte*>(rows[key_]) + at_, 0, 2);
-      }
-      if ((at_ += 64) < bytes_[plane_]) continue;
-      at_ = 0;
-      if (++key_ < rows_.count) continue;
-      key_ = 0;
-      ++plane_;
+  static constexpr int64_t kBytes = 256;
+
+  Prefetcher(const KeyRows& rows, int64_t key_bytes, int64_t value_bytes, int64_t steps)
+      : rows_(rows), bytes_{key_bytes, rows.values[0] == rows.keys[0] ? 0 : value_bytes} {
+    if (rows.count == 0) return;
+    const int64_t row = (bytes_[0] + kBytes - 1) / kBytes + (bytes_[1] + kBytes - 1) / kBytes;
+    per_step_ = (rows.count * row + steps - 1) / steps;
+    at_ = static_cast<const std::byte*>(rows.keys[0]);
+    end_ = at_ + bytes_[0];
+  }
+
+  HWY_INLINE void step() {
+    for (int64_t i = 0; i < per_step_; ++i) {
+      for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(at_ + line, 0, 2);
+      at_ += kBytes;
+      if (at_ >= end_) next_row();
     }
   }
 
  private:
+  void next_row() {
+    if (++key_ == rows_.count) {
+      key_ = 0;
+      if (++plane_ == 2 || bytes_[plane_] == 0) {
+        per_step_ = 0;
+        return;
+      }
+    }
+    at_ = static_cast<const std::byte*>(plane_ == 0 ? rows_.keys[key_] : rows_.values[key_]);
+    end_ = at_ + bytes_[plane_];
+  }
+
   const KeyRows& rows_;
   const int64_t bytes_[2];
-  int64_t key_ = 0, at_ = 0;
+  int64_t per_step_ = 0, key_ = 0;
   int plane_ = 0;
+  const std::byte *at_ = nullptr, *end_ = nullptr;
 };
 
 /// Attends with keys and values of type T in their source, under one or several KV heads. Queries and results are
@@ -88,7 +105,8 @@ class StreamAttention {
     int located = -1;
     tile_.for_each_piece(begin, end, kPiece, [&](int segment, int64_t first, int64_t count, int64_t next) {
       if (located < 0) tile_.locate(first, count, s_.rows[located = 0]);
-      KeyRows &rows = s_.rows[located], &following = s_.rows[1 - located];
+      const KeyRows& rows = s_.rows[located];
+      KeyRows& following = s_.rows[1 - located];
       located = next > 0 ? 1 - located : -1;
       following.count = 0;
       if (next > 0) tile_.locate(first + count, next, following);
@@ -100,13 +118,20 @@ class StreamAttention {
   static constexpr int64_t kResultStride = 1;
 
  private:
+  /// Keys scored at once, and vectors of a value added at once: with as many queries, enough sums to hide the latency of a
+  /// multiply-add.
+  static constexpr int keys_at_once(int queries) { return std::min(kLanes, queries <= 2 ? 4 : 2); }
+  static constexpr int vectors_at_once(int queries) { return queries == 1 ? 8 : queries == 2 ? 4 : 2; }
+  /// Values added between two steps of prefetching.
+  static constexpr int kStepKeys = 8;
+
   void load_queries() {
     std::fill_n(s_.queries, queries_ * k_pad_, 0.0f);
     for (int i = 0; i < queries_; ++i) {
+      const void* query = tile_.query(i);
       for (int64_t k = 0; k < k_dim_; ++k) {
-        s_.queries[i * k_pad_ + k] = tile_.dtype() == DType::bf16
-                                         ? static_cast<float>(static_cast<const bf16*>(tile_.query(i))[k])
-                                         : static_cast<const float*>(tile_.query(i))[k];
+        s_.queries[i * k_pad_ + k] = tile_.dtype() == DType::bf16 ? static_cast<float>(static_cast<const bf16*>(query)[k])
+                                                                  : static_cast<const float*>(query)[k];
       }
     }
     std::fill_n(s_.results, queries_ * v_pad_, 0.0f);
@@ -114,15 +139,14 @@ class StreamAttention {
     std::fill_n(s_.sum, kTileQueries, 0.0f);
   }
 
-  void attend_piece(int segment, int64_t first, KeyRows& rows, const KeyRows& next) {
-    const int64_t key_bytes = kv_heads_ * tile_.k_head_bytes(), value_bytes = kv_heads_ * tile_.v_head_bytes();
-    Prefetcher prefetcher(next, key_bytes, value_bytes);
-    const int64_t steps = int64_t{kv_heads_} * ((rows.count + kLanes - 1) / kLanes);
-    const int64_t lines = next.count * (key_bytes + value_bytes) / 64;
-    prefetch_lines_ = next.count == 0 ? 0 : lines / steps + 1;
+  void attend_piece(int segment, int64_t first, const KeyRows& rows, const KeyRows& next) {
+    const int64_t groups = int64_t{kv_heads_} * ((tile_.count() + kStreamGroup - 1) / kStreamGroup);
+    const int64_t wide = kLanes * vectors_at_once(std::min(kStreamGroup, tile_.count()));
+    const int64_t steps = groups * (rows.count / keys_at_once(kStreamGroup) + v_dim_ / wide * (rows.count / kStepKeys));
+    Prefetcher prefetcher(next, kv_heads_ * tile_.k_head_bytes(), kv_heads_ * tile_.v_head_bytes(),
+                          std::max<int64_t>(1, steps));
     for (int head = 0; head < kv_heads_; ++head) {
       for (int query = 0; query < tile_.count(); query += kStreamGroup) {
-        if (query > 0) prefetch_lines_ = 0;
         const int at = head * tile_.count() + query;
         switch (std::min(kStreamGroup, tile_.count() - query)) {
           case 1:
@@ -138,41 +162,35 @@ class StreamAttention {
             attend_group<4>(segment, at, first, rows, prefetcher);
         }
       }
-      for (int i = 0; i < kTileKeys; ++i) {
-        rows.keys[i] = static_cast<const std::byte*>(rows.keys[i]) + tile_.k_head_bytes();
-        rows.values[i] = static_cast<const std::byte*>(rows.values[i]) + tile_.v_head_bytes();
-      }
     }
   }
 
   template <int kQueries>
   void attend_group(int segment, int query, int64_t first, const KeyRows& rows, Prefetcher& prefetcher) {
-    for (int64_t key = 0; key < rows.count; key += kLanes) {
-      prefetcher.advance(prefetch_lines_);
-      score<kQueries>(query, key, rows);
-    }
+    for (int64_t key = 0; key < rows.count; key += kLanes) score<kQueries>(query, key, rows, prefetcher);
     for (int i = query; i < query + kQueries; ++i) weigh(segment, i, first, rows.count);
     int64_t dim = 0;
-    // A few vectors at once, so that kQueries times as many sums hide the latency of a multiply-add.
-    constexpr int kWide = kQueries == 1 ? 8 : kQueries == 2 ? 4 : 2;
-    for (; dim + kWide * kLanes <= v_dim_; dim += kWide * kLanes) add<kQueries, kWide>(query, dim, rows);
-    for (; dim + kLanes <= v_dim_; dim += kLanes) add<kQueries, 1>(query, dim, rows);
+    constexpr int kWide = vectors_at_once(kQueries);
+    for (; dim + kWide * kLanes <= v_dim_; dim += kWide * kLanes) add<kQueries, kWide>(query, dim, rows, prefetcher);
+    for (; dim + kLanes <= v_dim_; dim += kLanes) add<kQueries, 1>(query, dim, rows, prefetcher);
     if (dim < v_dim_) add_rest<kQueries>(query, dim, rows);
   }
 
   /// Scores of kLanes keys from `first` on.
   template <int kQueries>
-  void score(int query, int64_t first, const KeyRows& rows) {
+  void score(int query, int64_t first, const KeyRows& rows, Prefetcher& prefetcher) {
     const DF d;
-    constexpr int kAtOnce = std::min(kLanes, kQueries <= 2 ? 4 : 2);
+    constexpr int kAtOnce = keys_at_once(kQueries);
     HWY_ALIGN float sums[kQueries][kLanes * kLanes];
     const float* queries = s_.queries + query * k_pad_;
+    const int64_t offset = key_offset(query);
     for (int key = 0; key < kLanes; key += kAtOnce) {
+      prefetcher.step();
       const T* at[kAtOnce];
       VF total[kAtOnce][kQueries];
       WEFT_UNROLL
       for (int j = 0; j < kAtOnce; ++j) {
-        at[j] = static_cast<const T*>(rows.keys[first + key + j]);
+        at[j] = static_cast<const T*>(rows.keys[first + key + j]) + offset;
         WEFT_UNROLL
         for (int i = 0; i < kQueries; ++i) total[j][i] = hn::Zero(d);
       }
@@ -234,7 +252,7 @@ class StreamAttention {
   }
 
   template <int kQueries, int kWide>
-  void add(int query, int64_t dim, const KeyRows& rows) {
+  void add(int query, int64_t dim, const KeyRows& rows, Prefetcher& prefetcher) {
     const DF d;
     VF sums[kQueries][kWide];
     WEFT_UNROLL
@@ -244,8 +262,10 @@ class StreamAttention {
       for (int j = 0; j < kWide; ++j) sums[i][j] = hn::Mul(decay, hn::Load(d, result_at(query + i, dim + j * kLanes)));
     }
     const float* weights = s_.scores + query * kTileKeys;
+    const int64_t offset = value_offset(query) + dim;
     for (int64_t key = 0; key < rows.count; ++key) {
-      const T* value = static_cast<const T*>(rows.values[key]) + dim;
+      if (key % kStepKeys == 0) prefetcher.step();
+      const T* value = static_cast<const T*>(rows.values[key]) + offset;
       VF x[kWide];
       WEFT_UNROLL
       for (int j = 0; j < kWide; ++j) x[j] = load_elements(value + j * kLanes);
@@ -267,23 +287,26 @@ class StreamAttention {
   template <int kQueries>
   void add_rest(int query, int64_t dim, const KeyRows& rows) {
     const DF d;
+    const int64_t offset = value_offset(query) + dim;
     for (int i = query; i < query + kQueries; ++i) {
       VF sum = hn::Mul(hn::Set(d, s_.decay[i]), hn::Load(d, result_at(i, dim)));
       for (int64_t key = 0; key < rows.count; ++key) {
-        const VF x = load_some(static_cast<const T*>(rows.values[key]) + dim, v_dim_ - dim);
+        const VF x = load_some(static_cast<const T*>(rows.values[key]) + offset, v_dim_ - dim);
         sum = hn::MulAdd(hn::Set(d, s_.scores[i * kTileKeys + key]), x, sum);
       }
       hn::Store(sum, d, result_at(i, dim));
     }
   }
 
+  /// Elements from a key, or value, of the first KV head to that of the query's.
+  int64_t key_offset(int query) const { return query / tile_.count() * tile_.k_head_bytes() / int64_t{sizeof(T)}; }
+  int64_t value_offset(int query) const { return query / tile_.count() * tile_.v_head_bytes() / int64_t{sizeof(T)}; }
   float* result_at(int query, int64_t dim) const { return s_.results + query * v_pad_ + dim; }
 
   const TileView& tile_;
   TileScratch& s_;
   const int kv_heads_, queries_;
   const int64_t k_dim_, v_dim_, k_pad_, v_pad_;
-  int64_t prefetch_lines_ = 0;  ///< to ask for with every kLanes keys
 };
 
 }  // namespace weft::cpu::HWY_NAMESPACE
