@@ -44,8 +44,11 @@ void attend_part(const QueryTile& tile, const AttendTask& task, const TileView& 
 void attend_task(const Attention& args, const QueryTile& tile, const AttendTask& task, TileScratch& scratch,
                  const PartResult& first, int64_t stride) {
   const TileView view(args, tile, task.kv_head);
-  auto* attend = attend_part<PanelAttention<FloatProducts, 2>>;
-  if (tile.count <= kLanes) attend = attend_part<PanelAttention<FloatProducts, 1>>;
+  const bool few = tile.count <= kLanes;
+  auto* attend = few ? attend_part<PanelAttention<FloatProducts, 1>> : attend_part<PanelAttention<FloatProducts, 2>>;
+  if (PairProducts<1>::suit(view)) {
+    attend = few ? attend_part<PanelAttention<PairProducts, 1>> : attend_part<PanelAttention<PairProducts, 2>>;
+  }
   if (tile.count <= kStreamQueries) {
     attend = view.kv_dtype() == DType::bf16 ? attend_part<StreamAttention<bf16>> : attend_part<StreamAttention<float>>;
   }

@@ -14,8 +14,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "ops/cpu/attend_math-inl.h"
+#include "ops/cpu/attend_pairs.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
@@ -146,8 +148,9 @@ void weigh_keys(int64_t first, int64_t count, float scale, TileScratch& s, int a
   }
 }
 
-/// Products in float32. Keys and values are packed as float32 first, once for all panels of the tile: rows of a cache are often
-/// a power of two apart, and would evict each other from the first-level cache.
+/// Products in float32, whatever the element types. Keys and values are packed as float32 first, once for all panels of the
+/// tile: rows of a cache are often a power of two apart, and would evict each other from the first-level cache.
+template <int kVectors>
 struct FloatProducts {
   /// Query i of a panel of `width`.
   static void load_query(const void* query, DType dtype, int64_t k_dim, int width, int i, float* panel) {
@@ -163,11 +166,9 @@ struct FloatProducts {
       pack<float>(tile, rows, s);
     }
   }
-  template <int kVectors>
   static void score(const float* queries, const KeyRows& rows, int64_t k_dim, TileScratch& s) {
     score_keys<kVectors>(queries, rows.keys, rows.count, k_dim, s.scores);
   }
-  template <int kVectors>
   static void add(const KeyRows& rows, int64_t v_dim, const float* decay, TileScratch& s, float* results) {
     add_values<kVectors>(s.scores, rows.values, rows.count, v_dim, decay, results);
   }
@@ -192,8 +193,40 @@ struct FloatProducts {
   }
 };
 
-template <typename Products, int kVectors>
+/// Products of bfloat16 pairs, at twice the rate. Queries, keys and values are bfloat16 and k_dim is even.
+template <int kVectors>
+struct PairProducts {
+  static bool suit(const TileView& tile) {
+    return kLanes == 16 && tile.dtype() == DType::bf16 && tile.kv_dtype() == DType::bf16 && tile.k_dim() % 2 == 0 &&
+           avx512_bf16_pair_kernels(kVectors) != nullptr;
+  }
+  static void load_query(const void* query, DType, int64_t k_dim, int width, int i, float* panel) {
+    for (int64_t pair = 0; pair < k_dim / 2; ++pair) {
+      std::memcpy(&panel[pair * width + i], static_cast<const bf16*>(query) + 2 * pair, sizeof(float));
+    }
+  }
+  static void prepare(const TileView& tile, KeyRows& rows, TileScratch& s) {
+    auto* keys = reinterpret_cast<std::byte*>(s.keys);
+    const size_t bytes = static_cast<size_t>(tile.k_dim()) * sizeof(bf16);
+    pack_value_pairs(rows.values, rows.count, tile.v_dim(), s.values);
+    for (size_t i = 0; i < static_cast<size_t>(rows.count); ++i) {
+      rows.keys[i] = std::memcpy(keys + i * bytes, rows.keys[i], bytes);
+    }
+    std::fill(rows.keys + rows.count, rows.keys + kTileKeys, rows.keys[rows.count - 1]);
+  }
+  static void score(const float* queries, const KeyRows& rows, int64_t k_dim, TileScratch& s) {
+    avx512_bf16_pair_kernels(kVectors)->score(queries, rows.keys, rows.count, k_dim / 2, s.scores);
+  }
+  static void add(const KeyRows& rows, int64_t v_dim, const float* decay, TileScratch& s, float* results) {
+    avx512_bf16_pair_kernels(kVectors)->add(s.scores, s.values, rows.count, v_dim, decay, results);
+  }
+};
+
+/// Attends panels of kVectors vectors of queries, with FloatProducts or PairProducts.
+template <template <int> typename AnyProducts, int kVectors>
 class PanelAttention {
+  using Products = AnyProducts<kVectors>;
+
  public:
   static constexpr int kWidth = kVectors * kLanes;
 
@@ -264,11 +297,11 @@ class PanelAttention {
       const SeenKeys some = seen_by_some_[panel], all = seen_by_all_[panel];
       if (first + rows.count <= some.begin || first >= some.end) continue;
       const int at = panel * kWidth;
-      Products::template score<kVectors>(s_.queries + at * tile_.k_dim(), rows, tile_.k_dim(), s_);
+      Products::score(s_.queries + at * tile_.k_dim(), rows, tile_.k_dim(), s_);
       const bool seen_by_all = first >= all.begin && first + rows.count <= all.end;
       const auto weigh = seen_by_all ? weigh_keys<kVectors, false> : weigh_keys<kVectors, true>;
       weigh(first, rows.count, scale, s_, at);
-      Products::template add<kVectors>(rows, tile_.v_dim(), s_.decay + at, s_, s_.results + at * tile_.v_dim());
+      Products::add(rows, tile_.v_dim(), s_.decay + at, s_, s_.results + at * tile_.v_dim());
     }
   }
 

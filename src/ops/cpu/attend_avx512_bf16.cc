@@ -1,0 +1,157 @@
+#include "base/check.h"
+#include "ops/cpu/attend_pairs.h"
+#include "ops/cpu/attend_plan.h"
+
+// Highway 1.0.3 has no vdpbf16ps. This file is compiled on every x86 whatever its flags, and used where the CPU has the
+// instruction.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "base/dtype.h"
+
+#define WEFT_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+#define WEFT_INLINE inline __attribute__((always_inline))
+
+namespace weft::cpu {
+namespace {
+
+// Rows that are summed together: with two vectors of queries each, their sums fill half of the registers.
+constexpr int kBlock = 8;
+
+WEFT_TARGET WEFT_INLINE __m512bh load_pairs(const float* at) { return reinterpret_cast<__m512bh>(_mm512_load_si512(at)); }
+
+WEFT_TARGET WEFT_INLINE __m512bh broadcast_pair(const void* pairs, int64_t index) {
+  int32_t bits;
+  std::memcpy(&bits, static_cast<const char*>(pairs) + index * 4, 4);
+  return reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
+}
+
+// Lane i holds bfloat16 i of `low` in its lower half and of `high` in its upper half. With masks, since GCC 12 warns of the
+// undefined vectors that its own headers use without.
+WEFT_TARGET WEFT_INLINE __m512i interleave(__m256i low, __m256i high) {
+  constexpr __mmask16 kAll = 0xffff;
+  return _mm512_or_si512(_mm512_maskz_cvtepu16_epi32(kAll, low),
+                         _mm512_maskz_slli_epi32(kAll, _mm512_maskz_cvtepu16_epi32(kAll, high), 16));
+}
+
+template <int kVectors>
+WEFT_TARGET void score(const float* queries, const void* const* keys, int64_t count, int64_t pairs, float* scores) {
+  constexpr int kWidth = kVectors * 16;
+  for (int64_t first = 0; first < count; first += kBlock) {
+    const void* rows[kBlock];
+    __m512 sums[kBlock][kVectors];
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlock; ++i) {
+      rows[i] = keys[first + i];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) sums[i][v] = _mm512_setzero_ps();
+    }
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+      __m512bh query[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) query[v] = load_pairs(queries + pair * kWidth + v * 16);
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlock; ++i) {
+        const __m512bh key = broadcast_pair(rows[i], pair);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) sums[i][v] = _mm512_dpbf16_ps(sums[i][v], key, query[v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlock; ++i) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) _mm512_store_ps(scores + (first + i) * kWidth + v * 16, sums[i][v]);
+    }
+  }
+}
+
+/// weights: [pairs of keys][W] pairs.
+template <int kVectors, int kDims>
+WEFT_TARGET WEFT_INLINE void add_dims(const float* weights, const float* values, int64_t pairs, int64_t v_dim,
+                                      const float* decay, float* results) {
+  constexpr int kWidth = kVectors * 16;
+  __m512 sums[kDims][kVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < kDims; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      sums[i][v] = _mm512_mul_ps(_mm512_load_ps(results + i * kWidth + v * 16), _mm512_load_ps(decay + v * 16));
+    }
+  }
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    __m512bh weight[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) weight[v] = load_pairs(weights + pair * kWidth + v * 16);
+#pragma GCC unroll 8
+    for (int i = 0; i < kDims; ++i) {
+      const __m512bh value = broadcast_pair(values + pair * v_dim, i);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) sums[i][v] = _mm512_dpbf16_ps(sums[i][v], value, weight[v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kDims; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) _mm512_store_ps(results + i * kWidth + v * 16, sums[i][v]);
+  }
+}
+
+template <int kVectors>
+WEFT_TARGET void add(const float* weights, const float* values, int64_t count, int64_t v_dim, const float* decay,
+                     float* results) {
+  constexpr int kWidth = kVectors * 16;
+  alignas(64) float packed[kTileKeys / 2 * kWidth];
+  const int64_t pairs = (count + 1) / 2;
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    for (int v = 0; v < kWidth; v += 16) {
+      const __m512 low = _mm512_load_ps(weights + 2 * pair * kWidth + v);
+      const __m512 high = 2 * pair + 1 < count ? _mm512_load_ps(weights + (2 * pair + 1) * kWidth + v) : _mm512_setzero_ps();
+      _mm512_store_si512(packed + pair * kWidth + v, interleave(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(low)),
+                                                                reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(high))));
+    }
+  }
+  int64_t dim = 0;
+  for (; dim + kBlock <= v_dim; dim += kBlock) {
+    add_dims<kVectors, kBlock>(packed, values + dim, pairs, v_dim, decay, results + dim * kWidth);
+  }
+  for (; dim < v_dim; ++dim) add_dims<kVectors, 1>(packed, values + dim, pairs, v_dim, decay, results + dim * kWidth);
+}
+
+}  // namespace
+
+const PairKernels* avx512_bf16_pair_kernels(int vectors) {
+  static const bool supported = __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&
+                                __builtin_cpu_supports("avx512bw") != 0;
+  static constexpr PairKernels kOne{score<1>, add<1>}, kTwo{score<2>, add<2>};
+  if (!supported) return nullptr;
+  return vectors == 1 ? &kOne : &kTwo;
+}
+
+WEFT_TARGET void pack_value_pairs(const void* const* values, int64_t count, int64_t v_dim, float* packed) {
+  for (int64_t key = 0; key < count; key += 2) {
+    const auto* low = static_cast<const uint16_t*>(values[key]);
+    const auto* high = key + 1 < count ? static_cast<const uint16_t*>(values[key + 1]) : nullptr;
+    float* out = packed + key / 2 * v_dim;
+    for (int64_t dim = 0; dim < v_dim; dim += 16) {
+      const __mmask16 mask = v_dim - dim >= 16 ? 0xffff : static_cast<__mmask16>((1u << (v_dim - dim)) - 1u);
+      const __m256i x = _mm256_maskz_loadu_epi16(mask, low + dim);
+      const __m256i y = high != nullptr ? _mm256_maskz_loadu_epi16(mask, high + dim) : _mm256_setzero_si256();
+      _mm512_mask_storeu_epi32(out + dim, mask, interleave(x, y));
+    }
+  }
+}
+
+}  // namespace weft::cpu
+
+#else
+
+namespace weft::cpu {
+
+const PairKernels* avx512_bf16_pair_kernels(int) { return nullptr; }
+void pack_value_pairs(const void* const*, int64_t, int64_t, float*) { WEFT_CHECK(false) << "not on this CPU"; }
+
+}  // namespace weft::cpu
+
+#endif
