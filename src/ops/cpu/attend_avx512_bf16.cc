@@ -1,6 +1,5 @@
 #include "base/check.h"
 #include "ops/cpu/attend_pairs.h"
-#include "ops/cpu/attend_plan.h"
 
 // Highway 1.0.3 has no vdpbf16ps. This file is compiled on every x86 whatever its flags, and used where the CPU has the
 // instruction.
@@ -17,7 +16,8 @@
 namespace weft::cpu {
 namespace {
 
-// Rows that are summed together: with two vectors of queries each, their sums fill half of the registers.
+// Rows that are summed together. With two vectors of queries each, or two sums for a row's pairs in turn, 16 sums hide the
+// latency of the instruction.
 constexpr int kBlock = 8;
 
 WEFT_TARGET WEFT_INLINE __m512bh load_pairs(const float* at) { return reinterpret_cast<__m512bh>(_mm512_load_si512(at)); }
@@ -36,44 +36,70 @@ WEFT_TARGET WEFT_INLINE __m512i interleave(__m256i low, __m256i high) {
                          _mm512_maskz_slli_epi32(kAll, _mm512_maskz_cvtepu16_epi32(kAll, high), 16));
 }
 
-template <int kVectors>
-WEFT_TARGET void score(const float* queries, const void* const* keys, int64_t count, int64_t pairs, float* scores) {
-  constexpr int kWidth = kVectors * 16;
-  for (int64_t first = 0; first < count; first += kBlock) {
-    const void* rows[kBlock];
-    __m512 sums[kBlock][kVectors];
+/// Adds kSteps pairs from `pair` on of each row to sums number 0 to kSteps - 1.
+template <int kVectors, int kSteps, int kSums>
+WEFT_TARGET WEFT_INLINE void score_pairs(const float* queries, const void* const (&rows)[kBlock], int64_t pair,
+                                         __m512 (&sums)[kBlock][kSums]) {
+  __m512bh query[kSteps * kVectors];
+#pragma GCC unroll 2
+  for (int v = 0; v < kSteps * kVectors; ++v) query[v] = load_pairs(queries + pair * kVectors * 16 + v * 16);
 #pragma GCC unroll 8
-    for (int i = 0; i < kBlock; ++i) {
-      rows[i] = keys[first + i];
+  for (int i = 0; i < kBlock; ++i) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sums[i][v] = _mm512_setzero_ps();
-    }
-    for (int64_t pair = 0; pair < pairs; ++pair) {
-      __m512bh query[kVectors];
+    for (int step = 0; step < kSteps; ++step) {
+      const __m512bh key = broadcast_pair(rows[i], pair + step);
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) query[v] = load_pairs(queries + pair * kWidth + v * 16);
-#pragma GCC unroll 8
-      for (int i = 0; i < kBlock; ++i) {
-        const __m512bh key = broadcast_pair(rows[i], pair);
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) sums[i][v] = _mm512_dpbf16_ps(sums[i][v], key, query[v]);
-      }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < kBlock; ++i) {
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) _mm512_store_ps(scores + (first + i) * kWidth + v * 16, sums[i][v]);
+      for (int v = step * kVectors; v < (step + 1) * kVectors; ++v) sums[i][v] = _mm512_dpbf16_ps(sums[i][v], key, query[v]);
     }
   }
 }
 
-/// weights: [pairs of keys][W] pairs.
+template <int kVectors>
+WEFT_TARGET void score(const float* queries, const void* const* keys, int64_t count, int64_t pairs, float* scores) {
+  constexpr int kSteps = 2 / kVectors;
+  for (int64_t first = 0; first < count; first += kBlock) {
+    const void* rows[kBlock];
+    __m512 sums[kBlock][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlock; ++i) {
+      rows[i] = keys[first + i];
+      sums[i][0] = sums[i][1] = _mm512_setzero_ps();
+    }
+    int64_t pair = 0;
+    for (; pair + kSteps <= pairs; pair += kSteps) score_pairs<kVectors, kSteps>(queries, rows, pair, sums);
+    if (pair < pairs) score_pairs<kVectors, 1>(queries, rows, pair, sums);
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlock; ++i) {
+      float* out = scores + (first + i) * kVectors * 16;
+      if constexpr (kVectors == 1) {
+        _mm512_store_ps(out, _mm512_add_ps(sums[i][0], sums[i][1]));
+      } else {
+        _mm512_store_ps(out, sums[i][0]);
+        _mm512_store_ps(out + 16, sums[i][1]);
+      }
+    }
+  }
+}
+
+template <int kVectors>
+WEFT_TARGET void pack_weights(float* weights, int64_t count) {
+  constexpr int kWidth = kVectors * 16;
+  for (int64_t key = 0; key < count; key += 2) {
+    for (int v = 0; v < kWidth; v += 16) {
+      const __m512 low = _mm512_load_ps(weights + key * kWidth + v);
+      const __m512 high = key + 1 < count ? _mm512_load_ps(weights + (key + 1) * kWidth + v) : _mm512_setzero_ps();
+      _mm512_store_si512(weights + key / 2 * kWidth + v, interleave(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(low)),
+                                                                    reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(high))));
+    }
+  }
+}
+
 template <int kVectors, int kDims>
 WEFT_TARGET WEFT_INLINE void add_dims(const float* weights, const float* values, int64_t pairs, int64_t v_dim,
                                       const float* decay, float* results) {
   constexpr int kWidth = kVectors * 16;
   __m512 sums[kDims][kVectors];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int i = 0; i < kDims; ++i) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
@@ -84,14 +110,14 @@ WEFT_TARGET WEFT_INLINE void add_dims(const float* weights, const float* values,
     __m512bh weight[kVectors];
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) weight[v] = load_pairs(weights + pair * kWidth + v * 16);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < kDims; ++i) {
       const __m512bh value = broadcast_pair(values + pair * v_dim, i);
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) sums[i][v] = _mm512_dpbf16_ps(sums[i][v], value, weight[v]);
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int i = 0; i < kDims; ++i) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) _mm512_store_ps(results + i * kWidth + v * 16, sums[i][v]);
@@ -99,24 +125,15 @@ WEFT_TARGET WEFT_INLINE void add_dims(const float* weights, const float* values,
 }
 
 template <int kVectors>
-WEFT_TARGET void add(const float* weights, const float* values, int64_t count, int64_t v_dim, const float* decay,
+WEFT_TARGET void add(const float* weights, const float* values, int64_t count, int64_t v_dim, int64_t dims, const float* decay,
                      float* results) {
-  constexpr int kWidth = kVectors * 16;
-  alignas(64) float packed[kTileKeys / 2 * kWidth];
+  constexpr int kWidth = kVectors * 16, kWide = 16 / kVectors;
   const int64_t pairs = (count + 1) / 2;
-  for (int64_t pair = 0; pair < pairs; ++pair) {
-    for (int v = 0; v < kWidth; v += 16) {
-      const __m512 low = _mm512_load_ps(weights + 2 * pair * kWidth + v);
-      const __m512 high = 2 * pair + 1 < count ? _mm512_load_ps(weights + (2 * pair + 1) * kWidth + v) : _mm512_setzero_ps();
-      _mm512_store_si512(packed + pair * kWidth + v, interleave(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(low)),
-                                                                reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(high))));
-    }
-  }
   int64_t dim = 0;
-  for (; dim + kBlock <= v_dim; dim += kBlock) {
-    add_dims<kVectors, kBlock>(packed, values + dim, pairs, v_dim, decay, results + dim * kWidth);
+  for (; dim + kWide <= dims; dim += kWide) {
+    add_dims<kVectors, kWide>(weights, values + dim, pairs, v_dim, decay, results + dim * kWidth);
   }
-  for (; dim < v_dim; ++dim) add_dims<kVectors, 1>(packed, values + dim, pairs, v_dim, decay, results + dim * kWidth);
+  for (; dim < dims; ++dim) add_dims<kVectors, 1>(weights, values + dim, pairs, v_dim, decay, results + dim * kWidth);
 }
 
 }  // namespace
@@ -124,7 +141,7 @@ WEFT_TARGET void add(const float* weights, const float* values, int64_t count, i
 const PairKernels* avx512_bf16_pair_kernels(int vectors) {
   static const bool supported = __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&
                                 __builtin_cpu_supports("avx512bw") != 0;
-  static constexpr PairKernels kOne{score<1>, add<1>}, kTwo{score<2>, add<2>};
+  static constexpr PairKernels kOne{score<1>, pack_weights<1>, add<1>}, kTwo{score<2>, pack_weights<2>, add<2>};
   if (!supported) return nullptr;
   return vectors == 1 ? &kOne : &kTwo;
 }

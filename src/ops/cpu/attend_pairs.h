@@ -9,9 +9,13 @@ namespace weft::cpu {
 struct PairKernels {
   /// scores[key][W] = sum over d of keys[key][d] * queries[d][W]: `pairs` pairs of d, `count` keys rounded up to eights.
   void (*score)(const float* queries, const void* const* keys, int64_t count, int64_t pairs, float* scores);
-  /// results[d][W] = results[d][W] * decay[W] + sum over keys of values[key][d] * weights[key][W], with weights rounded to
-  /// bfloat16 and values from pack_values.
-  void (*add)(const float* weights, const float* values, int64_t count, int64_t v_dim, const float* decay, float* results);
+  /// Rounds weights [count][W] to bfloat16, and puts those of keys 2i and 2i + 1 side by side: [ceil(count / 2)][W] pairs, the
+  /// last with 0 where count is odd. In place.
+  void (*pack_weights)(float* weights, int64_t count);
+  /// results[d][W] = results[d][W] * decay[W] + sum over keys of values[key][d] * weights[key][W] for `dims` dims, with packed
+  /// weights, and values from pack_value_pairs, v_dim pairs from one row to the next.
+  void (*add)(const float* weights, const float* values, int64_t count, int64_t v_dim, int64_t dims, const float* decay,
+              float* results);
 };
 
 /// For panels of `vectors` (1 or 2) times 16 queries; null where the CPU has no such instruction.

@@ -51,6 +51,10 @@ struct PanelVec {
   }
 };
 
+/// Keys, and dims of values, worked on between two steps of prefetching.
+constexpr int kStepKeys = 16, kStepDims = 32;
+static_assert(kTileKeys % kStepKeys == 0 && kStepKeys % kBlock == 0 && kStepDims % kBlock == 0);
+
 /// scores[key][W] = sum over d of keys[key][d] * queries[d][W], for `count` keys rounded up to whole blocks.
 template <int kVectors>
 void score_keys(const float* HWY_RESTRICT queries, const void* const* key_rows, int64_t count, int64_t k_dim,
@@ -98,15 +102,15 @@ HWY_INLINE void add_value_dims(const float* HWY_RESTRICT weights, const void* co
   for (int i = 0; i < kDims; ++i) sums[i].store(results + (dim + i) * kWidth);
 }
 
+/// Dims [dim, end).
 template <int kVectors>
-void add_values(const float* weights, const void* const* value_rows, int64_t count, int64_t v_dim, const float* decay,
-                float* results) {
+void add_values(const float* weights, const void* const* value_rows, int64_t count, int64_t dim, int64_t end,
+                const float* decay, float* results) {
   const auto factor = PanelVec<kVectors>::load(decay);
-  int64_t dim = 0;
-  for (; dim + kBlock <= v_dim; dim += kBlock) {
+  for (; dim + kBlock <= end; dim += kBlock) {
     add_value_dims<kVectors, kBlock>(weights, value_rows, count, dim, factor, results);
   }
-  for (; dim < v_dim; ++dim) add_value_dims<kVectors, 1>(weights, value_rows, count, dim, factor, results);
+  for (; dim < end; ++dim) add_value_dims<kVectors, 1>(weights, value_rows, count, dim, factor, results);
 }
 
 /// Turns the scores of keys [first, first + count) into weights 2^(score * scale - max), 0 for keys that a query does not see,
@@ -159,18 +163,21 @@ struct FloatProducts {
           dtype == DType::bf16 ? static_cast<float>(static_cast<const bf16*>(query)[k]) : static_cast<const float*>(query)[k];
     }
   }
-  static void prepare(const TileView& tile, KeyRows& rows, TileScratch& s) {
+  static void prepare(const TileView& tile, int, KeyRows& rows, TileScratch& s) {
     if (tile.kv_dtype() == DType::bf16) {
       pack<bf16>(tile, rows, s);
     } else {
       pack<float>(tile, rows, s);
     }
   }
-  static void score(const float* queries, const KeyRows& rows, int64_t k_dim, TileScratch& s) {
-    score_keys<kVectors>(queries, rows.keys, rows.count, k_dim, s.scores);
+  /// Keys [first, first + count).
+  static void score(const float* queries, const KeyRows& rows, int64_t first, int64_t count, int64_t k_dim, TileScratch& s) {
+    score_keys<kVectors>(queries, rows.keys + first, count, k_dim, s.scores + first * kVectors * kLanes);
   }
-  static void add(const KeyRows& rows, int64_t v_dim, const float* decay, TileScratch& s, float* results) {
-    add_values<kVectors>(s.scores, rows.values, rows.count, v_dim, decay, results);
+  static void prepare_weights(int64_t, TileScratch&) {}
+  /// Dims [dim, end).
+  static void add(const KeyRows& rows, int64_t dim, int64_t end, int64_t, const float* decay, TileScratch& s, float* results) {
+    add_values<kVectors>(s.scores, rows.values, rows.count, dim, end, decay, results);
   }
 
  private:
@@ -205,21 +212,28 @@ struct PairProducts {
       std::memcpy(&panel[pair * width + i], static_cast<const bf16*>(query) + 2 * pair, sizeof(float));
     }
   }
-  static void prepare(const TileView& tile, KeyRows& rows, TileScratch& s) {
+  /// Keys are used where they lie, unless several panels read them: see FloatProducts.
+  static void prepare(const TileView& tile, int panels, KeyRows& rows, TileScratch& s) {
+    pack_value_pairs(rows.values, rows.count, tile.v_dim(), s.values);
+    if (panels == 1) return;
     auto* keys = reinterpret_cast<std::byte*>(s.keys);
     const size_t bytes = static_cast<size_t>(tile.k_dim()) * sizeof(bf16);
-    pack_value_pairs(rows.values, rows.count, tile.v_dim(), s.values);
     for (size_t i = 0; i < static_cast<size_t>(rows.count); ++i) {
       rows.keys[i] = std::memcpy(keys + i * bytes, rows.keys[i], bytes);
     }
     std::fill(rows.keys + rows.count, rows.keys + kTileKeys, rows.keys[rows.count - 1]);
   }
-  static void score(const float* queries, const KeyRows& rows, int64_t k_dim, TileScratch& s) {
-    avx512_bf16_pair_kernels(kVectors)->score(queries, rows.keys, rows.count, k_dim / 2, s.scores);
+  static void score(const float* queries, const KeyRows& rows, int64_t first, int64_t count, int64_t k_dim, TileScratch& s) {
+    kernels().score(queries, rows.keys + first, count, k_dim / 2, s.scores + first * kVectors * kLanes);
   }
-  static void add(const KeyRows& rows, int64_t v_dim, const float* decay, TileScratch& s, float* results) {
-    avx512_bf16_pair_kernels(kVectors)->add(s.scores, s.values, rows.count, v_dim, decay, results);
+  static void prepare_weights(int64_t count, TileScratch& s) { kernels().pack_weights(s.scores, count); }
+  static void add(const KeyRows& rows, int64_t dim, int64_t end, int64_t v_dim, const float* decay, TileScratch& s,
+                  float* results) {
+    kernels().add(s.scores, s.values + dim, rows.count, v_dim, end - dim, decay, results + dim * kVectors * kLanes);
   }
+
+ private:
+  static const PairKernels& kernels() { return *avx512_bf16_pair_kernels(kVectors); }
 };
 
 /// Attends panels of kVectors vectors of queries, with FloatProducts or PairProducts.
@@ -245,9 +259,9 @@ class PanelAttention {
       if (located < 0) tile_.locate(first, count, s_.rows[located = 0]);
       KeyRows &rows = s_.rows[located], &following = s_.rows[1 - located];
       located = next > 0 ? 1 - located : -1;
+      following.count = 0;
       if (next > 0) tile_.locate(first + count, next, following);
-      prefetch_rows(following, next);
-      attend_piece(first, rows);
+      attend_piece(first, rows, following);
     });
   }
 
@@ -282,26 +296,32 @@ class PanelAttention {
     }
   }
 
-  void prefetch_rows(const KeyRows& rows, int64_t count) const {
+  void attend_piece(int64_t first, KeyRows& rows, const KeyRows& next) {
     const int64_t size = static_cast<int64_t>(size_of(tile_.kv_dtype()));
-    for (int64_t i = 0; i < count; ++i) {
-      prefetch(rows.keys[i], tile_.k_dim() * size);
-      if (rows.values[i] != rows.keys[i]) prefetch(rows.values[i], tile_.v_dim() * size);
+    const int64_t steps = panels_ * (rows.count / kStepKeys + tile_.v_dim() / kStepDims);
+    Prefetcher prefetcher(next, tile_.k_dim() * size, tile_.v_dim() * size, steps);
+    Products::prepare(tile_, panels_, rows, s_);
+    for (int panel = 0; panel < panels_; ++panel) {
+      const SeenKeys some = seen_by_some_[panel];
+      if (first + rows.count > some.begin && first < some.end) attend_panel(panel, first, rows, prefetcher);
     }
   }
 
-  void attend_piece(int64_t first, KeyRows& rows) {
-    Products::prepare(tile_, rows, s_);
-    const float scale = tile_.base2_scale();
-    for (int panel = 0; panel < panels_; ++panel) {
-      const SeenKeys some = seen_by_some_[panel], all = seen_by_all_[panel];
-      if (first + rows.count <= some.begin || first >= some.end) continue;
-      const int at = panel * kWidth;
-      Products::score(s_.queries + at * tile_.k_dim(), rows, tile_.k_dim(), s_);
-      const bool seen_by_all = first >= all.begin && first + rows.count <= all.end;
-      const auto weigh = seen_by_all ? weigh_keys<kVectors, false> : weigh_keys<kVectors, true>;
-      weigh(first, rows.count, scale, s_, at);
-      Products::add(rows, tile_.v_dim(), s_.decay + at, s_, s_.results + at * tile_.v_dim());
+  void attend_panel(int panel, int64_t first, const KeyRows& rows, Prefetcher& prefetcher) {
+    const int at = panel * kWidth;
+    const int64_t k_dim = tile_.k_dim(), v_dim = tile_.v_dim();
+    for (int64_t key = 0; key < rows.count; key += kStepKeys) {
+      prefetcher.step();
+      Products::score(s_.queries + at * k_dim, rows, key, std::min<int64_t>(kStepKeys, rows.count - key), k_dim, s_);
+    }
+    const SeenKeys all = seen_by_all_[panel];
+    const bool seen_by_all = first >= all.begin && first + rows.count <= all.end;
+    const auto weigh = seen_by_all ? weigh_keys<kVectors, false> : weigh_keys<kVectors, true>;
+    weigh(first, rows.count, tile_.base2_scale(), s_, at);
+    Products::prepare_weights(rows.count, s_);
+    for (int64_t dim = 0; dim < v_dim; dim += kStepDims) {
+      prefetcher.step();
+      Products::add(rows, dim, std::min<int64_t>(v_dim, dim + kStepDims), v_dim, s_.decay + at, s_, s_.results + at * v_dim);
     }
   }
 

@@ -36,50 +36,6 @@ HWY_INLINE VF sum_each(float* HWY_RESTRICT vectors) {
   return hn::Load(d, vectors);
 }
 
-/// Walks over the rows of some keys and values, all KV heads of each, and asks for a little of them at a time: whole rows in
-/// the order of memory, since pieces of rows in the order of use reach a third of the bandwidth; and a little, since memory
-/// should be as busy while the piece before is computed with as it is between. May ask for a few bytes behind a row.
-class Prefetcher {
- public:
-  static constexpr int64_t kBytes = 256;
-
-  Prefetcher(const KeyRows& rows, int64_t key_bytes, int64_t value_bytes, int64_t steps)
-      : rows_(rows), bytes_{key_bytes, rows.values[0] == rows.keys[0] ? 0 : value_bytes} {
-    if (rows.count == 0) return;
-    const int64_t row = (bytes_[0] + kBytes - 1) / kBytes + (bytes_[1] + kBytes - 1) / kBytes;
-    per_step_ = (rows.count * row + steps - 1) / steps;
-    at_ = static_cast<const std::byte*>(rows.keys[0]);
-    end_ = at_ + bytes_[0];
-  }
-
-  HWY_INLINE void step() {
-    for (int64_t i = 0; i < per_step_; ++i) {
-      for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(at_ + line, 0, 2);
-      at_ += kBytes;
-      if (at_ >= end_) next_row();
-    }
-  }
-
- private:
-  void next_row() {
-    if (++key_ == rows_.count) {
-      key_ = 0;
-      if (++plane_ == 2 || bytes_[plane_] == 0) {
-        per_step_ = 0;
-        return;
-      }
-    }
-    at_ = static_cast<const std::byte*>(plane_ == 0 ? rows_.keys[key_] : rows_.values[key_]);
-    end_ = at_ + bytes_[plane_];
-  }
-
-  const KeyRows& rows_;
-  const int64_t bytes_[2];
-  int64_t per_step_ = 0, key_ = 0;
-  int plane_ = 0;
-  const std::byte *at_ = nullptr, *end_ = nullptr;
-};
-
 /// Attends with keys and values of type T in their source, under one or several KV heads. Queries and results are
 /// [queries][padded dim], scores [queries][kTileKeys].
 template <typename T>
