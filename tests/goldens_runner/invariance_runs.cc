@@ -22,12 +22,11 @@ constexpr double kOneRankBound = 1e-4, kReferenceBound = 1e-3;
 /// Chunks that end nowhere in particular, and a gather bound that makes many waves of one context.
 const GridValues kValues{.budgets = {7, 50, 4096}, .blocks = {16, 8}, .gathers = {24, 0}};
 
-/// The whole product takes every W > 1; the sample the W that no golden allows.
-std::vector<Ranks> wanted_ranks(const GridHeads& heads, bool full) {
+/// Every (tp, W) with W > 1: each is compared with W = 1 at its tp.
+std::vector<Ranks> spread_ranks(const GridHeads& heads) {
   std::vector<Ranks> out;
   for (const Ranks& ranks : legal_ranks(heads)) {
-    const int dcp = ranks.second;
-    if (full ? dcp > 1 : dcp == 3 || dcp == 6 || dcp == 8) out.push_back(ranks);
+    if (ranks.second > 1) out.push_back(ranks);
   }
   return out;
 }
@@ -83,7 +82,7 @@ RunCounts run_invariance(const RunChoice& choice, DoneFile& done) {
   std::vector<std::vector<Ranks>> ranks;
   for (SyntheticModel& model : synthetic_models()) {
     if (!choice.wanted(model.name)) continue;
-    ranks.push_back(wanted_ranks(model.heads, choice.full));
+    ranks.push_back(spread_ranks(model.heads));
     models.push_back(std::move(model));
   }
   if (models.empty()) return {};
