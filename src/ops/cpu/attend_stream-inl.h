@@ -18,9 +18,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-/// Queries that use a loaded vector of a key at once, and sums of a query kept in registers for its values.
-constexpr int kStreamGroup = 4;
-
 /// The sums of the lanes of kLanes vectors, in their order: neighbours are added level by level, and each level halves the
 /// number of vectors. `vectors` is overwritten.
 HWY_INLINE VF sum_each(float* HWY_RESTRICT vectors) {
@@ -96,33 +93,21 @@ class StreamAttention {
   }
 
   void attend_piece(int segment, int64_t first, const KeyRows& rows, const KeyRows& next) {
-    const int64_t groups = int64_t{kv_heads_} * ((tile_.count() + kStreamGroup - 1) / kStreamGroup);
-    const int64_t wide = kLanes * vectors_at_once(std::min(kStreamGroup, tile_.count()));
-    const int64_t steps = groups * (rows.count / keys_at_once(kStreamGroup) + v_dim_ / wide * (rows.count / kStepKeys));
+    const int count = tile_.count();
+    const int64_t adds = v_dim_ / (kLanes * vectors_at_once(count)) * (rows.count / kStepKeys);
     Prefetcher prefetcher(next, kv_heads_ * tile_.k_head_bytes(), kv_heads_ * tile_.v_head_bytes(),
-                          std::max<int64_t>(1, steps));
-    for (int head = 0; head < kv_heads_; ++head) {
-      for (int query = 0; query < tile_.count(); query += kStreamGroup) {
-        const int at = head * tile_.count() + query;
-        switch (std::min(kStreamGroup, tile_.count() - query)) {
-          case 1:
-            attend_group<1>(segment, at, first, rows, prefetcher);
-            break;
-          case 2:
-            attend_group<2>(segment, at, first, rows, prefetcher);
-            break;
-          case 3:
-            attend_group<3>(segment, at, first, rows, prefetcher);
-            break;
-          default:
-            attend_group<4>(segment, at, first, rows, prefetcher);
-        }
-      }
-    }
+                          kv_heads_ * (rows.count / keys_at_once(count) + adds));
+    static_assert(kStreamQueries == 4);
+    const auto attend = count == 1   ? &StreamAttention::attend_head<1>
+                        : count == 2 ? &StreamAttention::attend_head<2>
+                        : count == 3 ? &StreamAttention::attend_head<3>
+                                     : &StreamAttention::attend_head<4>;
+    for (int head = 0; head < kv_heads_; ++head) (this->*attend)(segment, head * count, first, rows, prefetcher);
   }
 
+  /// All queries of one KV head, from number `query` on.
   template <int kQueries>
-  void attend_group(int segment, int query, int64_t first, const KeyRows& rows, Prefetcher& prefetcher) {
+  void attend_head(int segment, int query, int64_t first, const KeyRows& rows, Prefetcher& prefetcher) {
     for (int64_t key = 0; key < rows.count; key += kLanes) score<kQueries>(query, key, rows, prefetcher);
     for (int i = query; i < query + kQueries; ++i) weigh(segment, i, first, rows.count);
     int64_t dim = 0;
