@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <dnnl.hpp>
 #include <map>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -66,16 +67,17 @@ struct OneDnn::State {
 
   std::unique_ptr<Primitive> make(const Shape& shape) const {
     using tag = memory::format_tag;
-    const memory::desc x({shape.rows, shape.depth}, type_of(shape.x), memory::dims{shape.x_stride, 1});
+    const memory::desc x({shape.rows, shape.depth}, type_of(shape.x), tag::ab);
     const memory::desc w({shape.depth, shape.columns}, type_of(shape.x),
                          shape.x == DType::bf16 ? tag::BA16a64b2a : tag::BA16a64b);
-    const memory::desc out({shape.rows, shape.columns}, type_of(shape.out), memory::dims{shape.out_stride, 1});
+    const memory::desc out({shape.rows, shape.columns}, type_of(shape.out), tag::ab);
     const memory::desc bias({1, shape.columns}, memory::data_type::f32, tag::ab);
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     const auto matmul = shape.bias ? dnnl::matmul::desc(x, w, bias, out) : dnnl::matmul::desc(x, w, out);
     const dnnl::matmul::primitive_desc description(matmul, attributes, engine, /*allow_empty=*/true);
-    if (!description) return nullptr;
+    // Its blocked kernels are called brg:..., gemm:... and ref:... are a copy and many times slower.
+    if (!description || std::string_view(description.impl_info_str()).substr(0, 4) != "brg:") return nullptr;
     return std::make_unique<Primitive>(engine, description, threads);
   }
 };

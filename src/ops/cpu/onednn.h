@@ -18,11 +18,10 @@ namespace weft::cpu {
 /// Its threads are the pool's: every one calls with one OpenMP thread, on a slice of the rows and panels of its own.
 class OneDnn {
  public:
-  /// One product. Strides are in elements, bias in float32.
+  /// One product of dense rows; bias in float32. (With strides oneDNN 2.6 would fall back to its reference loops.)
   struct Shape {
     DType x = DType::bf16, out = DType::bf16;
     int64_t rows = 0, columns = 0, depth = 0;
-    int64_t x_stride = 0, out_stride = 0;
     bool bias = false;
     auto operator<=>(const Shape&) const = default;
   };
@@ -34,7 +33,8 @@ class OneDnn {
   /// Whether this CPU multiplies many rows of bfloat16 faster with oneDNN.
   static bool is_faster();
 
-  /// Made at the first call with a shape and then kept; null if oneDNN cannot multiply this shape. Thread: the pool's caller.
+  /// Made at the first call with a shape and then kept; null if oneDNN has no fast code for this shape. Thread: the pool's
+  /// caller.
   Primitive* primitive(const Shape& shape);
 
   /// Thread `thread` of the pool.

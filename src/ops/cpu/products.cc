@@ -30,7 +30,7 @@ int64_t row_blocks(const Product& product) { return (product.rows + kRowsPerTask
 }  // namespace
 
 Products::Products(Pool& pool, ManyRows many_rows)
-    : pool_(pool), many_rows_(many_rows), onednn_(pool.threads()), gathered_(static_cast<size_t>(pool.threads())) {}
+    : pool_(pool), many_rows_(many_rows), onednn_(pool.threads()), dense_(static_cast<size_t>(pool.threads())) {}
 
 void Products::add(const Product& product) {
   if (product.rows == 0 || product.w->out() == 0) return;
@@ -40,14 +40,11 @@ void Products::add(const Product& product) {
 OneDnn::Primitive* Products::primitive_for(const Product& product, const Task& task, DType out) {
   const PackedMatrix& w = *product.w;
   if (many_rows_ == ManyRows::panels || task.rows < kRowsPerTask || w.in() == 0) return nullptr;
-  const auto x_bytes = static_cast<int64_t>(size_of(w.dtype())), out_bytes = static_cast<int64_t>(size_of(out));
   return onednn_.primitive({.x = w.dtype(),
                             .out = out,
                             .rows = task.rows,
                             .columns = std::min(task.panels * kPanelColumns, w.out() - task.panel * kPanelColumns),
                             .depth = w.in(),
-                            .x_stride = product.source != nullptr ? w.in() : product.x_stride / x_bytes,
-                            .out_stride = product.out_stride / out_bytes,
                             .bias = product.bias != nullptr});
 }
 
@@ -113,20 +110,31 @@ void Products::multiply_panels(const Task& task, PanelKernel kernel, size_t out_
 void Products::multiply_with_onednn(const Task& task, int thread, size_t out_bytes) {
   const Product& product = products_[static_cast<size_t>(task.product)];
   const PackedMatrix& w = *product.w;
+  const auto rows = static_cast<size_t>(task.rows);
+  Dense& dense = dense_[static_cast<size_t>(thread)];
+
+  const size_t x_bytes = static_cast<size_t>(w.in()) * size_of(w.dtype());
   const std::byte* x = product.x + task.row * product.x_stride;
-  if (product.source != nullptr) {
-    std::vector<std::byte>& rows = gathered_[static_cast<size_t>(thread)];
-    const size_t row_bytes = static_cast<size_t>(w.in()) * size_of(w.dtype());
-    rows.resize(std::max(rows.size(), static_cast<size_t>(task.rows) * row_bytes));
-    for (int64_t i = 0; i < task.rows; ++i) {
-      const std::byte* row = product.x + product.source[task.row + i] * product.x_stride;
-      std::memcpy(rows.data() + static_cast<size_t>(i) * row_bytes, row, row_bytes);
+  if (product.source != nullptr || product.x_stride != static_cast<int64_t>(x_bytes)) {
+    dense.x.resize(std::max(dense.x.size(), rows * x_bytes));
+    for (size_t i = 0; i < rows; ++i) {
+      const int64_t row = task.row + static_cast<int64_t>(i);
+      const int64_t source = product.source != nullptr ? product.source[row] : row;
+      std::memcpy(dense.x.data() + i * x_bytes, product.x + source * product.x_stride, x_bytes);
     }
-    x = rows.data();
+    x = dense.x.data();
   }
+
   const int64_t column = task.panel * kPanelColumns;
-  OneDnn::multiply(*task.primitive, thread, x, w.panel(task.panel), product.bias != nullptr ? product.bias + column : nullptr,
-                   product.out + task.row * product.out_stride + column * static_cast<int64_t>(out_bytes));
+  const auto columns = static_cast<size_t>(std::min(task.panels * kPanelColumns, w.out() - column));
+  const float* bias = product.bias != nullptr ? product.bias + column : nullptr;
+  std::byte* out = product.out + task.row * product.out_stride + column * static_cast<int64_t>(out_bytes);
+  const size_t row_bytes = columns * out_bytes;
+  dense.out.resize(std::max(dense.out.size(), rows * row_bytes));
+  OneDnn::multiply(*task.primitive, thread, x, w.panel(task.panel), bias, dense.out.data());
+  for (size_t i = 0; i < rows; ++i) {
+    std::memcpy(out + static_cast<int64_t>(i) * product.out_stride, dense.out.data() + i * row_bytes, row_bytes);
+  }
 }
 
 }  // namespace weft::cpu

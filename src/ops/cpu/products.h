@@ -49,6 +49,10 @@ class Products {
     int64_t row, rows, panel, panels;
     OneDnn::Primitive* primitive;  // or null: panel kernels
   };
+  /// Rows side by side, as oneDNN wants them.
+  struct Dense {
+    std::vector<std::byte> x, out;
+  };
   void cut(const Product& product, int32_t index, int64_t& panels_left, DType out);
   OneDnn::Primitive* primitive_for(const Product& product, const Task& task, DType out);
   void multiply_panels(const Task& task, PanelKernel kernel, size_t out_bytes) const;
@@ -57,8 +61,8 @@ class Products {
   Pool& pool_;
   ManyRows many_rows_;
   OneDnn onednn_;
-  std::vector<std::vector<std::byte>> gathered_;  // For each thread: rows of x side by side, as oneDNN wants them.
-  std::vector<Product> products_;                 // Kept between runs, so that a steady stream of steps allocates nothing.
+  std::vector<Dense> dense_;       // For each thread.
+  std::vector<Product> products_;  // Kept between runs, so that a steady stream of steps allocates nothing.
   std::vector<Task> tasks_;
 };
 
