@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "hwy/highway.h"
 #include "layout/block_layout.h"
 #include "layout/shard_layout.h"
 #include "ops/cpu/attend.h"
@@ -452,6 +453,24 @@ TEST(Attend, RaggedBatchesOverRowsInSegmentsAreAsTheReference) {
         expect_as_reference(batch.args());
       },
       100);
+}
+
+TEST(Attend, EveryInstructionSetIsAsTheReference) {
+  const int64_t all = hwy::SupportedTargets();
+  for (const int64_t target : {int64_t{HWY_AVX3}, int64_t{HWY_AVX2}, int64_t{0}}) {  // The last leaves the build's baseline.
+    if ((all & target) != target) continue;
+    hwy::GetChosenTarget().Update(target);
+    for_each_case(
+        [](Gen& gen) {
+          Batch batch(gen, Shape::random(gen));
+          batch.add(Batch::random_sequences(gen), 1, 1);
+          batch.make_paged();
+          attend_with(2, batch.args());
+          expect_as_reference(batch.args());
+        },
+        30);
+  }
+  hwy::GetChosenTarget().Update(all);
 }
 
 TEST(Attend, LongKeyRangesAreSplitAndStayExact) {

@@ -18,20 +18,26 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-/// The sums of the lanes of kLanes vectors, in their order: neighbours are added level by level, and each level halves the
-/// number of vectors. `vectors` is overwritten.
-HWY_INLINE VF sum_each(float* HWY_RESTRICT vectors) {
-  const DF d;
-#if HWY_TARGET != HWY_SCALAR
-  for (int left = kLanes; left > 1; left /= 2) {
-    for (int i = 0; i < left / 2; ++i) {
-      const VF a = hn::Load(d, vectors + 2 * i * kLanes), b = hn::Load(d, vectors + (2 * i + 1) * kLanes);
-      hn::Store(hn::Add(hn::ConcatEven(d, b, a), hn::ConcatOdd(d, b, a)), d, vectors + i * kLanes);
-    }
-  }
-#endif
-  return hn::Load(d, vectors);
+/// Adds up neighbouring lanes of kCount vectors until one vector is left: with kCount = kLanes, the sum of each, in their
+/// order.
+#if HWY_TARGET == HWY_SCALAR
+template <int kCount>
+HWY_INLINE VF sum_each(const float* vectors) {
+  static_assert(kCount == 1);
+  return hn::Load(DF(), vectors);
 }
+#else
+template <int kCount>
+HWY_INLINE VF sum_each(const float* vectors) {
+  const DF d;
+  if constexpr (kCount == 1) {
+    return hn::Load(d, vectors);
+  } else {
+    const VF a = sum_each<kCount / 2>(vectors), b = sum_each<kCount / 2>(vectors + kCount / 2 * kLanes);
+    return hn::Add(hn::ConcatEven(d, b, a), hn::ConcatOdd(d, b, a));
+  }
+}
+#endif
 
 /// Attends with keys and values of type T in their source, under one or several KV heads. Queries and results are
 /// [queries][padded dim], scores [queries][kTileKeys].
@@ -158,7 +164,7 @@ class StreamAttention {
         for (int i = 0; i < kQueries; ++i) hn::Store(total[j][i], d, sums[i] + (key + j) * kLanes);
       }
     }
-    for (int i = 0; i < kQueries; ++i) hn::Store(sum_each(sums[i]), d, s_.scores + (query + i) * kTileKeys + first);
+    for (int i = 0; i < kQueries; ++i) hn::Store(sum_each<kLanes>(sums[i]), d, s_.scores + (query + i) * kTileKeys + first);
   }
 
   /// Turns the scores of a query into weights, and multiplies its older results with the decay.
