@@ -6,6 +6,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/dtype.h"
@@ -152,7 +153,8 @@ WEFT_TARGET void pack_value_pairs(const void* const* values, int64_t count, int6
     const auto* high = key + 1 < count ? static_cast<const uint16_t*>(values[key + 1]) : nullptr;
     float* out = packed + key / 2 * v_dim;
     for (int64_t dim = 0; dim < v_dim; dim += 16) {
-      const __mmask16 mask = v_dim - dim >= 16 ? 0xffff : static_cast<__mmask16>((1u << (v_dim - dim)) - 1u);
+      const int64_t left = std::min<int64_t>(16, v_dim - dim);
+      const auto mask = static_cast<__mmask16>(0xffff >> (16 - left));
       const __m256i x = _mm256_maskz_loadu_epi16(mask, low + dim);
       const __m256i y = high != nullptr ? _mm256_maskz_loadu_epi16(mask, high + dim) : _mm256_setzero_si256();
       _mm512_mask_storeu_epi32(out + dim, mask, interleave(x, y));
