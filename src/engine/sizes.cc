@@ -46,10 +46,16 @@ int64_t available_memory() {
   return static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE) / 2;
 }
 
+/// The most blocks of a pool: a step plan holds block ids and rows of whole virtual blocks as int32, and bytes are int64.
+int64_t most_blocks(const KvShape& shape) {
+  return std::min(int64_t{INT32_MAX} / shape.layout.virtual_tokens(), INT64_MAX / shape.block_bytes());
+}
+
 /// KV memory per rank where the flags leave it open: no more than max_num_seqs sequences of full length could use.
 int64_t default_kv_bytes(const EngineConfig& config, const KvShape& shape, int64_t max_len) {
   const int64_t total = std::min(kDefaultKvBytes, available_memory() / 2);
-  const int64_t useful = shape.block_bytes() * shape.layout.blocks_for(max_len) * config.max_num_seqs;
+  const int64_t useful =
+      shape.block_bytes() * std::min(most_blocks(shape), shape.layout.blocks_for(max_len) * config.max_num_seqs);
   return std::min(total / config.tensor_parallel_size, useful);
 }
 
@@ -118,6 +124,10 @@ ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, int
                     .max_model_len = 0,
                     .dtype = dtype,
                     .kv_dtype = dtype};
+  if (config.num_gpu_blocks_override > most_blocks(shape)) {
+    throw UserError("--num-gpu-blocks-override must be at most {} for blocks of {} tokens: got {}", most_blocks(shape),
+                    shape.layout.virtual_tokens(), config.num_gpu_blocks_override);
+  }
   if (config.num_gpu_blocks_override > 0) {
     sizes.capacity = KvCapacity::from_blocks(shape, config.num_gpu_blocks_override);
   } else {
@@ -133,7 +143,7 @@ ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, int
           std::max<int64_t>(kv_bytes, 0), shape.layout.virtual_tokens(), shape.block_bytes(), sizes.weight_bytes,
           sizes.workspace_bytes, sizes.exchange_bytes);
     }
-    sizes.capacity = KvCapacity::from_bytes(shape, kv_bytes);
+    sizes.capacity = KvCapacity::from_bytes(shape, std::min(kv_bytes, most_blocks(shape) * shape.block_bytes()));
   }
   sizes.kv_bytes = sizes.capacity.blocks * shape.block_bytes();
   if (config.max_model_len > sizes.capacity.tokens) {

@@ -21,9 +21,10 @@ using nlohmann::json;
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
 
 // Largest accepted sizes. They leave room above every released model (DeepSeek-V3: 61 layers of 256 experts, hidden 7168) and
-// keep every product of sizes, and the list of a model's parameters, small enough to compute with.
+// keep every product of sizes, and the list of a model's parameters, small enough to compute with. Ops::route takes no more
+// experts.
 constexpr int64_t kMaxHidden = 1 << 17, kMaxIntermediate = 1 << 20, kMaxHeads = 1 << 10, kMaxHeadDim = 1 << 11;
-constexpr int64_t kMaxLayers = 1 << 10, kMaxExperts = 1 << 14, kMaxExpertsOfAllLayers = 1 << 18;
+constexpr int64_t kMaxLayers = 1 << 10, kMaxExperts = 1 << 10, kMaxExpertsOfAllLayers = 1 << 18;
 constexpr int64_t kMaxVocab = 1 << 22, kMaxPositions = 1 << 30;
 
 constexpr std::array<std::pair<const char*, Architecture>, 7> kArchitectures{{
@@ -450,7 +451,7 @@ ModelConfig read_model(const Fields& top, int num_layers) {
   config.rope.interleaved = latent && top.flag("rope_interleave", true);
 
   if (num_layers < 0 || num_layers > config.stored_layers) {
-    throw UserError("--num-layers must be from 1 to {}, or 0 for all: got {}", config.stored_layers, num_layers);
+    throw UserError("--num-layers must be 1 to {}, or all: got {}", config.stored_layers, num_layers);
   }
   config.layers = num_layers > 0 ? num_layers : config.stored_layers;
   return config;

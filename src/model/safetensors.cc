@@ -276,9 +276,11 @@ void check_sizes(const SafetensorsHeader& header, std::string_view path) {
 }
 
 std::string read_text(const fs::path& path, uint64_t limit) {
+  std::error_code error;
+  // Asked first: opening a pipe waits for its writer.
+  if (!fs::is_regular_file(path, error)) throw UserError("a checkpoint file must be a regular file, path {}", path.string());
   std::ifstream file(path, std::ios::binary);
   if (!file) throw SystemError("cannot open {}", path.string());
-  std::error_code error;
   const uint64_t bytes = fs::file_size(path, error);
   if (error) throw SystemError("cannot read {}: {}", path.string(), error.message());
   if (bytes > limit) throw UserError("file is larger than {} bytes: {} bytes, path {}", limit, bytes, path.string());
@@ -442,14 +444,17 @@ void SafetensorsWriter::add(std::string name, DType dtype, std::vector<int64_t> 
 }
 
 void SafetensorsWriter::write(const fs::path& path) const {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  std::string text = "{";
+  std::set<std::string_view> names;
   uint64_t at = 0;
   for (const Item& item : items_) {
-    WEFT_CHECK(!header.contains(item.name)) << item.name;
-    header[item.name] = {{"dtype", name_of(item.dtype)}, {"shape", item.shape}, {"data_offsets", {at, at + item.bytes.size()}}};
+    WEFT_CHECK(names.insert(item.name).second) << item.name;
+    const nlohmann::ordered_json entry = {
+        {"dtype", name_of(item.dtype)}, {"shape", item.shape}, {"data_offsets", {at, at + item.bytes.size()}}};
+    text += (names.size() > 1 ? "," : "") + json(item.name).dump() + ":" + entry.dump();
     at += item.bytes.size();
   }
-  std::string text = header.dump();
+  text += "}";
   text.resize((text.size() + 7) / 8 * 8, ' ');  // The data section begins aligned.
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   const uint64_t length = text.size();

@@ -119,6 +119,7 @@ class StepPlan {
   template <typename T>
   PlanArray<T> append(std::span<const T> values) {
     const size_t offset = (block_.size() + 7) / 8 * 8;
+    WEFT_CHECK_LE(offset + values.size_bytes(), size_t{UINT32_MAX}) << "a step plan of 4 GiB";
     block_.resize(offset + values.size_bytes());
     if (!values.empty()) std::memcpy(block_.data() + offset, values.data(), values.size_bytes());
     return {static_cast<uint32_t>(offset), static_cast<uint32_t>(values.size())};

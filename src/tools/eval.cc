@@ -15,8 +15,11 @@ namespace {
 /// Fails before the work rather than after it.
 void require_writable_folder(const std::filesystem::path& file) {
   const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
-  if (std::filesystem::is_directory(file)) throw UserError("--out must be a file, this is a folder: {}", file.string());
-  if (!std::filesystem::is_directory(folder)) throw UserError("--out is in a folder that does not exist: {}", file.string());
+  std::error_code error;
+  if (!file.has_filename()) throw UserError("--out must name a file: got {}", file.string());
+  if (std::filesystem::is_directory(file, error)) throw UserError("--out must be a file, this is a folder: {}", file.string());
+  if (!std::filesystem::is_directory(folder, error))
+    throw UserError("--out is in a folder that does not exist: {}", file.string());
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,12 @@ int main(int argc, char** argv) {
   try {
     run(weft::parse_command_line(std::vector<std::string>(argv + 1, argv + argc),
                                  [](const char* name) { return std::getenv(name); }));
+    // A full disk shows here at the latest: results that nobody got are no success.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw weft::SystemError("cannot write to standard output");
     return 0;
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "weft: out of host memory\n");
+    return kFailed;
   } catch (const weft::UserError& error) {
     std::fprintf(stderr, "weft: %s\n", error.what());
     return kRefused;

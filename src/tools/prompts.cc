@@ -133,6 +133,10 @@ std::vector<Prompt> parse_prompts(std::string_view text, std::string_view path) 
 }
 
 std::vector<Prompt> load_prompts(const std::filesystem::path& path) {
+  std::error_code error;
+  // Asked first: opening a pipe waits for its writer, and its size is not known.
+  if (!std::filesystem::is_regular_file(path, error))
+    throw UserError("cannot read the prompts: no such file, path {}", path.string());
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   const std::streamoff size = file ? static_cast<std::streamoff>(file.tellg()) : -1;
   if (size < 0) throw UserError("cannot read the prompts, path {}", path.string());

@@ -1,11 +1,16 @@
 #include "ops/cpu/pool.h"
 
+#include <sys/resource.h>
+
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "base/check.h"
 #include "support/prop.h"
 
 namespace weft {
@@ -104,6 +109,23 @@ TEST(Pool, CanBeDestroyedIdle) {
   Pool used(4);
   used.run(10, [](int64_t, int) {});
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // These need more address space than the limit leaves.
+TEST(PoolDeathTest, ThreadsThatTheSystemRefusesAreAnErrorLikeAnyOther) {
+  const auto start_a_thousand = [] {
+    const rlimit limit{.rlim_cur = rlim_t{1} << 30, .rlim_max = RLIM_INFINITY};  // room for the stacks of about a hundred
+    setrlimit(RLIMIT_AS, &limit);
+    try {
+      Pool pool(1000);
+    } catch (const SystemError& error) {
+      std::fputs(error.what(), stderr);
+      std::_Exit(1);
+    }
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(start_a_thousand(), testing::ExitedWithCode(1), "cannot start the threads of a rank: .* threads 1000, started");
+}
+#endif
 
 }  // namespace
 }  // namespace weft

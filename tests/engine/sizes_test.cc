@@ -58,6 +58,15 @@ TEST(EngineSizes, TheModelsLengthLimitsWhatMemoryWouldHold) {
   EXPECT_EQ(sizes.max_model_len, 163840);
 }
 
+TEST(EngineSizes, ABlocksRowsFitAStepPlanHoweverMuchMemoryThereIs) {
+  const ModelConfig model = deepseek_671b();
+  EngineConfig config = flags(8, 4);
+  config.kv_cache_memory_bytes = INT64_MAX;
+  const EngineSizes sizes = engine_sizes(model, config);
+  EXPECT_EQ(sizes.capacity.tokens, INT32_MAX / 64 * 64);  // a virtual block is 64 tokens
+  EXPECT_EQ(sizes.kv_bytes, int64_t{INT32_MAX / 64} * 16 * 61 * 576 * 2);
+}
+
 std::string refusal(const ModelConfig& model, const EngineConfig& config, int64_t budget = 0) {
   try {
     engine_sizes(model, config, budget);
@@ -80,6 +89,15 @@ TEST(EngineSizes, RefusalsNameTheFlagAndTheNumbers) {
   config.max_model_len = 1601;
   EXPECT_NE(refusal(model, config).find("1600 tokens"), std::string::npos) << refusal(model, config);
   config.max_model_len = 1600;
+  EXPECT_EQ(refusal(model, config), "accepted");
+
+  config = flags(8, 1);
+  config.block_size = 1 << 20;
+  config.num_gpu_blocks_override = INT32_MAX;
+  EXPECT_NE(refusal(model, config).find("--num-gpu-blocks-override must be at most 2047 for blocks of 1048576 tokens"),
+            std::string::npos)
+      << refusal(model, config);
+  config.num_gpu_blocks_override = 2047;
   EXPECT_EQ(refusal(model, config), "accepted");
 
   config = flags(8, 1);

@@ -414,6 +414,7 @@ TEST(HostileConfig, ExpertsAndGroupsMustFit) {
   EXPECT_THAT(error_of(with(deepseek_v3(), "num_experts_per_tok", 13)), HasSubstr("from 1 to 12"));
   EXPECT_THAT(error_of(with(deepseek_v3(), "num_experts_per_tok", 7)), HasSubstr("at most 6"));
   EXPECT_THAT(error_of(with(deepseek_v3(), "n_group", 12)), HasSubstr("two experts in a group"));
+  EXPECT_THAT(error_of(with(deepseek_v3(), "n_routed_experts", 1028)), HasSubstr("from 1 to 1024")) << "what ops can route";
   EXPECT_THAT(error_of(with(deepseek_v3(), "topk_method", "greedy")), HasSubstr("noaux_tc"));
   EXPECT_THAT(error_of(with(deepseek_v3(), "scoring_func", "softmax")), HasSubstr("sigmoid"));
   EXPECT_THAT(error_of(with(deepseek_v2(), "topk_method", "noaux_tc")), HasSubstr("greedy, group_limited_greedy"));

@@ -303,6 +303,9 @@ TEST(Checkpoint, OnlyRegularFilesAreOpened) {
   fs::remove(dir.path() / "model.safetensors");
   fs::create_directory(dir.path() / "model.safetensors");
   EXPECT_THAT(error_in(dir.path()), HasSubstr("regular file"));
+  ASSERT_EQ(mkfifo((dir.path() / "model.safetensors.index.json").c_str(), 0600), 0);
+  EXPECT_THAT(error_in(dir.path()), HasSubstr("regular file"));
+  fs::remove(dir.path() / "model.safetensors.index.json");
   write(dir.path() / "model.safetensors.index.json", R"({"weight_map": {"a": "missing.safetensors"}})");
   EXPECT_THAT(error_in(dir.path()), AllOf(HasSubstr("cannot open"), HasSubstr("missing.safetensors")));
 }
@@ -338,6 +341,18 @@ TEST(Checkpoint, ABrokenShardNamesItsPath) {
   EXPECT_THAT(error_in(dir.path()), AllOf(HasSubstr("b.safetensors"), HasSubstr("incomplete download?")));
   write(dir.path() / "b.safetensors", "");
   EXPECT_THAT(error_in(dir.path()), AllOf(HasSubstr("b.safetensors"), HasSubstr("file 0 bytes")));
+}
+
+TEST(SafetensorsWriter, ManyTensorsTakeNoLongerEach) {
+  const TemporaryFolder dir;
+  SafetensorsWriter writer;
+  const float value = 1;
+  // Were every name compared with all before, this would be a matter of minutes.
+  constexpr int kTensors = 50'000;
+  for (int i = 0; i < kTensors; ++i)
+    writer.add("a tensor of the number " + std::to_string(i), DType::f32, {1}, std::as_bytes(std::span(&value, 1)));
+  writer.write(dir.path() / "model.safetensors");
+  EXPECT_EQ(Checkpoint(dir.path()).tensors().size(), size_t{kTensors});
 }
 
 TEST(SafetensorsWriter, AFileThatCannotBeWrittenIsASystemError) {

@@ -1,6 +1,7 @@
 // The program as its users run it: exit status, standard output, standard error and files.
 
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <cstdlib>
@@ -79,6 +80,7 @@ TEST_F(WeftBinary, HelpAndVersionGoToStandardOutput) {
 TEST_F(WeftBinary, WhatCannotBeDoneEndsInOneLineAndStatusTwo) {
   const std::string model = kGoldens / "llama_tied";
   write(dir_ / "hostile.json", "{\"prompts\":" + std::string(10000, '['));
+  ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
   write(dir_ / "foreign.json", R"({"prompts":[{"name":"p","input_ids":[1,2147483647]}]})");
   write(dir_ / "good.json", R"({"prompts":[{"name":"p","input_ids":[1,2]}]})");
   const std::string out = " --out " + (dir_ / "out.safetensors").string();
@@ -91,6 +93,7 @@ TEST_F(WeftBinary, WhatCannotBeDoneEndsInOneLineAndStatusTwo) {
       {"inspect " + model + " -tp 3", "--tensor-parallel-size must divide"},
       {"inspect " + model + " -tp 4 -dcp 3", "--decode-context-parallel-size must divide"},
       {"inspect " + model + " --block-size 6 --cp-kv-cache-interleave-size 4", "--block-size must be a multiple"},
+      {"inspect " + model + " --num-layers 99", "--num-layers must be 1 to 3, or all: got 99"},
       {"inspect " + model + " --memory-per-rank much", "--memory-per-rank"},
       {"inspect " + model + " --memory-per-rank 1k", "no room for KV"},
       {"inspect " + (dir_ / "nowhere").string(), "nowhere"},
@@ -99,6 +102,8 @@ TEST_F(WeftBinary, WhatCannotBeDoneEndsInOneLineAndStatusTwo) {
       {"generate " + model + " --prompt-ids 2000000000", "vocabulary"},
       {"generate " + dir_.string() + " --prompt-ids 5", "config.json"},
       {"eval " + model + prompts("nothing.json") + out, "nothing.json"},
+      {"eval " + model + prompts("pipe") + out, "no such file"},
+      {"eval " + model + prompts("good.json") + " --out ''", "--out must name a file"},
       {"eval " + model + prompts("hostile.json") + out, "nested too deep"},
       {"eval " + model + prompts("foreign.json") + out, "vocabulary"},
       {"eval " + model + prompts("good.json") + " --out " + (dir_ / "no/such/out.safetensors").string(), "--out"},
@@ -123,6 +128,15 @@ TEST_F(WeftBinary, AMachineThatFailsIsStatusOne) {
       run("eval " + (kGoldens / "llama_tied").string() + " --prompts " + (dir_ / "in.json").string() + " --out /dev/full");
   EXPECT_EQ(outcome.status, 1) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("/dev/full"));
+}
+
+TEST_F(WeftBinary, OutputThatNobodyGetsIsAFailure) {
+  const std::string model = (kGoldens / "llama_tied").string();
+  for (const std::string& arguments : {std::string("flags"), "inspect " + model, "generate " + model + " --prompt-ids 5"}) {
+    const int status = std::system((WEFT_BINARY " " + arguments + " >/dev/full 2>" + (dir_ / "err").string()).c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 1) << arguments;
+    EXPECT_THAT(read(dir_ / "err"), EndsWith("weft: cannot write to standard output\n")) << arguments;
+  }
 }
 
 TEST_F(WeftBinary, InspectNeedsTheConfigAlone) {

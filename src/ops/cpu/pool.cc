@@ -7,6 +7,7 @@
 #include <exception>
 #include <limits>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -52,6 +53,16 @@ struct Pool::State {
   std::atomic<bool> stop{false};
   std::exception_ptr error;
   std::vector<std::thread> workers;
+
+  /// Also runs where the constructor of the pool got only some of its threads.
+  ~State() {
+    {
+      const std::lock_guard lock(mutex);
+      stop.store(true);
+    }
+    work.notify_all();
+    for (std::thread& worker : workers) worker.join();
+  }
 
   static uint64_t left(uint64_t ticket) { return ticket & std::numeric_limits<uint32_t>::max(); }
 
@@ -110,17 +121,15 @@ Pool::Pool(int threads) : state_(std::make_unique<State>()) {
   WEFT_CHECK_GE(threads, 1);
   State& state = *state_;
   state.workers.reserve(static_cast<size_t>(threads - 1));
-  for (int thread = 1; thread < threads; ++thread) state.workers.emplace_back([&state, thread] { state.work_loop(thread); });
+  try {
+    for (int thread = 1; thread < threads; ++thread) state.workers.emplace_back([&state, thread] { state.work_loop(thread); });
+  } catch (const std::system_error& error) {
+    throw SystemError("cannot start the threads of a rank: {}, threads {}, started {}; lower --threads", error.what(), threads,
+                      state.workers.size() + 1);
+  }
 }
 
-Pool::~Pool() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stop.store(true);
-  }
-  state_->work.notify_all();
-  for (std::thread& worker : state_->workers) worker.join();
-}
+Pool::~Pool() = default;
 
 int Pool::threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 

@@ -12,7 +12,8 @@ namespace weft {
 /// Thread: run() is called by one thread at a time, and not from inside a task.
 class Pool {
  public:
-  /// threads >= 1; with 1 there are no workers and run() is a plain loop.
+  /// threads >= 1; with 1 there are no workers and run() is a plain loop. Throws SystemError where the system gives no more
+  /// threads.
   explicit Pool(int threads);
   ~Pool();
   Pool(const Pool&) = delete;
