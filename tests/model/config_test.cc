@@ -132,7 +132,7 @@ TEST(Config, NumLayersKeepsTheFirstLayers) {
   EXPECT_EQ(parse(llama(), 2).stored_layers, 3);
   EXPECT_EQ(parse(llama(), 3).layers, 3);
   EXPECT_THAT(user_error([] { parse(llama(), 4); }),
-              AllOf(HasSubstr("--num-layers"), HasSubstr("from 1 to 3"), HasSubstr("got 4")));
+              AllOf(HasSubstr("--num-layers"), HasSubstr("1 to 3, or all"), HasSubstr("got 4")));
   EXPECT_THAT(user_error([] { parse(llama(), -1); }), HasSubstr("--num-layers"));
 }
 
