@@ -50,7 +50,7 @@ WEFT_TARGET WEFT_INLINE __m512bh broadcast_last(const std::byte* row, int64_t pa
 WEFT_TARGET WEFT_INLINE void store(__m512 sum, const PanelJob& job, std::byte* row, int64_t column, DType out) {
   const int64_t columns = job.columns - column;
   if (columns <= 0) return;
-  const __mmask16 mask = columns >= 16 ? 0xffff : static_cast<__mmask16>((1u << columns) - 1u);
+  const auto mask = static_cast<__mmask16>(columns >= 16 ? 0xffffu : (1u << columns) - 1u);
   if (job.bias != nullptr) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, job.bias + column));
   if (out == DType::f32) {
     _mm512_mask_storeu_ps(reinterpret_cast<float*>(row) + column, mask, sum);
