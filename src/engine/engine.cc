@@ -32,7 +32,9 @@ struct Rank {
 
 ResolvedConfig resolve_on_cpu(const ModelConfig& model, const EngineConfig& config) {
   const auto ops = make_cpu_ops(1);
-  return resolve(model, config, 0, *ops);
+  ResolvedConfig resolved = resolve(model, config, 0, *ops);
+  require_memory(resolved);
+  return resolved;
 }
 
 /// Copies rows [first, first + n) of a recorded [T, width] matrix behind what `out` holds.

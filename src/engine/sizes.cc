@@ -59,11 +59,17 @@ int64_t default_kv_bytes(const EngineConfig& config, const KvShape& shape, int64
   return std::min(total / config.tensor_parallel_size, useful);
 }
 
+/// Even cuts give the first ranks one more, and biases that are added once are rank 0's: no rank has more than rank 0.
 int64_t largest_weights(const ModelConfig& model, const RankGrid& grid, DType dtype, Ops& ops) {
-  size_t most = 0;
-  for (int rank = 0; rank < grid.tp(); ++rank)
-    most = std::max(most, weight_bytes(model, grid, {.dtype = dtype, .tp_rank = rank}, ops));
-  return static_cast<int64_t>(most);
+  return static_cast<int64_t>(weight_bytes(model, grid, {.dtype = dtype, .tp_rank = 0}, ops));
+}
+
+/// What a user can do who wants longer sequences: more memory, or more ranks a sequence where these heads allow it.
+std::string ways_to_more_tokens(const ModelConfig& model, const RankGrid& grid) {
+  const std::vector<int> legal = RankGrid::legal_dcp(model.q_heads, model.grid_kv_heads(), grid.tp());
+  std::string text = "lower --max-model-len, or raise --kv-cache-memory-bytes";
+  if (legal.back() > grid.dcp()) text += " or --decode-context-parallel-size, here up to " + std::to_string(legal.back());
+  return text;
 }
 
 int64_t workspace_of(const ModelConfig& model, const RankGrid& grid, const StepLimits& limits, Ops& ops) {
@@ -146,15 +152,31 @@ ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, int
     sizes.capacity = KvCapacity::from_bytes(shape, std::min(kv_bytes, most_blocks(shape) * shape.block_bytes()));
   }
   sizes.kv_bytes = sizes.capacity.blocks * shape.block_bytes();
+  const int64_t used = sizes.weight_bytes + sizes.workspace_bytes + sizes.exchange_bytes + sizes.kv_bytes;
+  if (memory_per_rank > 0 && used > memory_per_rank) {
+    throw UserError("--num-gpu-blocks-override does not fit: {} blocks and the rest need {} bytes a rank, there are {}",
+                    sizes.capacity.blocks, used, memory_per_rank);
+  }
   if (config.max_model_len > sizes.capacity.tokens) {
     throw UserError(
-        "--max-model-len does not fit in the KV memory: {} tokens need {} bytes a rank, there are {} for {} tokens; lower "
-        "--max-model-len, or raise --kv-cache-memory-bytes or --decode-context-parallel-size",
+        "--max-model-len does not fit in the KV memory: {} tokens need {} bytes a rank, there are {} for {} tokens; {}",
         config.max_model_len, shape.layout.blocks_for(config.max_model_len) * shape.block_bytes(), sizes.kv_bytes,
-        sizes.capacity.tokens);
+        sizes.capacity.tokens, ways_to_more_tokens(model, grid));
   }
   sizes.max_model_len = std::min(longest, sizes.capacity.tokens);
   return {.grid = grid, .limits = limits, .shape = shape, .sizes = sizes};
+}
+
+void require_memory(const ResolvedConfig& resolved) {
+  const EngineSizes& sizes = resolved.sizes;
+  const int64_t tp = resolved.grid.tp(), available = available_memory();
+  const int64_t rank = sizes.weight_bytes + sizes.workspace_bytes + sizes.exchange_bytes + sizes.kv_bytes;
+  if (rank <= available / tp) return;
+  throw UserError(
+      "this machine has not enough memory: {} ranks of {} bytes (weights {}, workspaces {}, exchange buffers {}, KV {}), {} "
+      "bytes are "
+      "available; lower --kv-cache-memory-bytes, --max-num-batched-tokens or --num-gpu-blocks-override",
+      tp, rank, sizes.weight_bytes, sizes.workspace_bytes, sizes.exchange_bytes, sizes.kv_bytes, available);
 }
 
 EngineSizes engine_sizes(const ModelConfig& model, const EngineConfig& config, int64_t memory_per_rank) {

@@ -18,4 +18,8 @@ struct ResolvedConfig {
 /// large packed matrices are.
 ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, int64_t memory_per_rank, Ops& ops);
 
+/// Throws UserError where all ranks together need more than this machine can still give: memory is only taken when it is first
+/// written, so the system would end the process in the middle of a run instead.
+void require_memory(const ResolvedConfig& resolved);
+
 }  // namespace weft

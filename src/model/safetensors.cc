@@ -456,7 +456,10 @@ void SafetensorsWriter::write(const fs::path& path) const {
   }
   text += "}";
   text.resize((text.size() + 7) / 8 * 8, ' ');  // The data section begins aligned.
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  // Beside the target first: a full disk leaves an older file as it was. Pipes and devices are written as they are.
+  const bool special = fs::exists(path) && !fs::is_regular_file(path);
+  const fs::path target = special ? path : fs::path(path.string() + ".partial");
+  std::ofstream file(target, std::ios::binary | std::ios::trunc);
   const uint64_t length = text.size();
   std::array<char, kLengthBytes> prefix{};
   for (size_t i = 0; i < prefix.size(); ++i) prefix[i] = static_cast<char>(length >> (8 * i) & 255);
@@ -466,7 +469,11 @@ void SafetensorsWriter::write(const fs::path& path) const {
     file.write(reinterpret_cast<const char*>(item.bytes.data()), static_cast<std::streamsize>(item.bytes.size()));
   }
   file.close();
-  if (!file) throw SystemError("cannot write {}", path.string());
+  std::error_code error;
+  if (file && !special) fs::rename(target, path, error);
+  if (file && !error) return;
+  if (!special) fs::remove(target, error);
+  throw SystemError("cannot write {}", path.string());
 }
 
 }  // namespace weft

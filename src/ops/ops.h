@@ -51,7 +51,7 @@ struct RowKeys {
 ///   lse          [P, T, h]      float32, natural log of the sum of exp(q.k * scale)
 ///
 /// Query head i uses KV head i / (P * h / kv_heads). A row that sees no key, padding rows included, gets out = 0 and
-/// lse = -inf. Keys outside the ranges are never read. Strides are free except that the last dimension of q, k, v and out is
+/// lse = -inf. Keys that no row of a sequence sees are never read. Strides are free except that the last one of q, k, v, out is
 /// contiguous. `out` and `lse` alias nothing. Checked: P * h is a multiple of kv_heads.
 /// Source: Milakov & Gimelshein 2018, online normalizer for softmax.
 struct Attention {

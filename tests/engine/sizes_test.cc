@@ -1,15 +1,16 @@
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <string>
 
 #include "engine/engine.h"
+#include "support/checkpoint_writer.h"
 
 namespace weft {
 namespace {
 
 /// DeepSeek-V3 and R1: 671 billion parameters.
-ModelConfig deepseek_671b() {
-  return parse_config(R"({
+constexpr const char* kDeepSeek671B = R"({
     "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16", "hidden_act": "silu",
     "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,
     "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280, "max_position_embeddings": 163840,
@@ -21,9 +22,9 @@ ModelConfig deepseek_671b() {
     "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
                      "mscale": 1.0, "mscale_all_dim": 1.0},
     "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
-  })",
-                      "config.json");
-}
+  })";
+
+ModelConfig deepseek_671b() { return parse_config(kDeepSeek671B, "config.json"); }
 
 EngineConfig flags(int tp, int dcp) {
   EngineConfig config;
@@ -74,6 +75,41 @@ std::string refusal(const ModelConfig& model, const EngineConfig& config, int64_
     return error.what();
   }
   return "accepted";
+}
+
+TEST(EngineSizes, AnEngineLargerThanTheMachineIsRefusedBeforeItStarts) {
+  const test::TemporaryFolder folder;
+  std::ofstream(folder.path() / "config.json") << kDeepSeek671B;
+  EngineConfig config = flags(8, 8);
+  config.model_dir = folder.path();
+  config.load_format = LoadFormat::dummy;
+  try {
+    Engine engine(config);
+    FAIL() << "an engine of more than a TiB started";
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("this machine has not enough memory: 8 ranks of"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(EngineSizes, MoreRanksAreSuggestedOnlyWhereTheyAreLegal) {
+  const ModelConfig model = deepseek_671b();
+  EngineConfig config = flags(8, 4);
+  config.num_gpu_blocks_override = 100;
+  config.max_model_len = 100'000;
+  EXPECT_NE(refusal(model, config).find("--decode-context-parallel-size, here up to 8"), std::string::npos);
+  config.decode_context_parallel_size = 8;
+  EXPECT_EQ(refusal(model, config).find("--decode-context-parallel-size"), std::string::npos);
+}
+
+TEST(EngineSizes, BlocksAskedForMustFitTheBudget) {
+  const ModelConfig model = deepseek_671b();
+  EngineConfig config = flags(8, 1);
+  config.num_gpu_blocks_override = 100'000;
+  EXPECT_NE(refusal(model, config, 192 * kGiB).find("--num-gpu-blocks-override does not fit: 100000 blocks"),
+            std::string::npos);
+  config.num_gpu_blocks_override = 1000;
+  EXPECT_EQ(refusal(model, config, 192 * kGiB), "accepted");
 }
 
 TEST(EngineSizes, RefusalsNameTheFlagAndTheNumbers) {

@@ -355,6 +355,20 @@ TEST(SafetensorsWriter, ManyTensorsTakeNoLongerEach) {
   EXPECT_EQ(Checkpoint(dir.path()).tensors().size(), size_t{kTensors});
 }
 
+TEST(SafetensorsWriter, AWriteThatFailsLeavesTheOlderFile) {
+  const TemporaryFolder dir;
+  const fs::path path = dir.path() / "out.safetensors";
+  write_tensors(path, {"old"}, 1);
+  fs::create_directory(dir.path() / "out.safetensors.partial");  // in the way of the new file
+  SafetensorsWriter writer;
+  EXPECT_THROW(writer.write(path), SystemError);
+  fs::remove(dir.path() / "out.safetensors.partial");
+  fs::rename(path, dir.path() / "model.safetensors");
+  EXPECT_NE(Checkpoint(dir.path()).find("old"), nullptr);
+  writer.write(dir.path() / "model.safetensors");
+  EXPECT_FALSE(fs::exists(dir.path() / "model.safetensors.partial"));
+}
+
 TEST(SafetensorsWriter, AFileThatCannotBeWrittenIsASystemError) {
   SafetensorsWriter writer;
   EXPECT_THROW(writer.write("/nowhere/at/all.safetensors"), SystemError);
