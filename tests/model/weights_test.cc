@@ -161,7 +161,7 @@ std::map<std::string, Table> stored_tables(const fs::path& dir) {
 Table embedding_of(const Weights& weights, const ModelConfig& config) {
   Table out{static_cast<int64_t>(weights.embedding.bytes() / sizeof(float)) / config.hidden, config.hidden, {}};
   out.values.resize(static_cast<size_t>(out.rows * out.cols));
-  std::memcpy(out.values.data(), weights.embedding.data(), weights.embedding.bytes());
+  if (out.rows > 0) std::memcpy(out.values.data(), weights.embedding.data(), weights.embedding.bytes());  // null when empty
   return out;
 }
 
