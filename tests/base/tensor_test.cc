@@ -39,7 +39,7 @@ TEST(Buffer, GivesItsBytesBackOnceAndAfterAMoveFromTheNewOwner) {
   {
     Buffer first(memory, 4, [&](void* data) { freed += data == memory; });
     Buffer second = std::move(first);
-    EXPECT_EQ(first.data(), nullptr);  // NOLINT(bugprone-use-after-move): what a moved-from buffer looks like
+    EXPECT_EQ(first.data(), nullptr);  // NOLINT(bugprone-use-after-move,clang-analyzer-cplusplus.Move): on purpose
     EXPECT_EQ(second.data(), reinterpret_cast<std::byte*>(memory));
     EXPECT_EQ(freed, 0);
   }
