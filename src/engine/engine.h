@@ -7,32 +7,12 @@
 #include <vector>
 
 #include "engine/config.h"
+#include "engine/engine_metrics.h"
+#include "engine/request.h"
 #include "layout/kv_shape.h"
 #include "layout/rank_grid.h"
-#include "model/step_plan.h"
 
 namespace weft {
-
-/// One prompt to run, and what to keep of the run.
-struct Prompt {
-  std::string name;
-  std::vector<int32_t> input_ids;   ///< at least one
-  int generate = 0;                 ///< tokens to generate, greedily; EOS does not end it
-  std::vector<int32_t> forced_ids;  ///< step i feeds forced_ids[i] whatever the logits say
-  bool all_logits = false;          ///< logits of every prompt position
-  bool want_logits = false;         ///< logits of the last prompt position and of each generated token
-  RecordFlags record;               ///< of the prompt's rows
-};
-
-/// What came of a prompt. `gen_logits[i]` chose gen_ids[i]; row 0 is `last_logits`.
-struct PromptResult {
-  std::vector<int32_t> gen_ids;                  ///< [generate] argmax of each step's logits, forced or not
-  std::vector<float> last_logits;                ///< [V] if wanted
-  std::vector<float> logits;                     ///< [L, V] if all_logits
-  std::vector<float> gen_logits;                 ///< [generate, V] if wanted
-  std::vector<std::vector<float>> hidden;        ///< [layers + 1][L, H] if recorded
-  std::vector<StepResult::RouterRecord> router;  ///< [L, k] per sparse layer, if recorded
-};
 
 /// Sizes of a started engine, the same that `inspect` computes without starting one.
 struct EngineSizes {
@@ -50,33 +30,57 @@ struct EngineSizes {
 /// `memory_per_rank` > 0 is a budget for weights, workspaces, exchange buffers and KV together; 0: KV as the flags say.
 EngineSizes engine_sizes(const ModelConfig& model, const EngineConfig& config, int64_t memory_per_rank = 0);
 
-/// Observer of a run, for progress output. Called on the engine thread.
-struct EngineEvents {
-  /// A token was generated for prompt number `prompt`.
-  std::function<void(size_t prompt, int32_t id)> token;
-  /// After each step: for every running prompt its number and the KV tokens that each DCP rank holds for it.
-  std::function<void(size_t prompt, const std::vector<int64_t>& rank_tokens)> shares;
-};
+/// Throws UserError for a request that can never run: no tokens, a token outside the vocabulary, longer than the model's limit
+/// or than the KV memory, parameters out of range. Pure: needs no engine, so bad prompts are refused before weights are read.
+void check_request(const Request& request, const ModelConfig& model, const EngineSizes& sizes);
 
-/// A model on its ranks, with its KV cache. Ranks are threads of this process.
+/// A model on its ranks, with its KV cache, and a thread that runs requests.
 ///
-/// Thread: one caller at a time.
+/// Thread: any thread may call anything. Streams are read by one thread each.
 class Engine {
  public:
-  /// Loads the model on all ranks. Throws UserError for bad flags or checkpoints, SystemError where the machine fails.
-  explicit Engine(const EngineConfig& config);
+  struct Hooks {
+    /// Called on the engine thread after each step that appended events, and when a request ends otherwise. Must not block or
+    /// allocate: wake somebody.
+    std::function<void()> progress;
+    /// Called on the engine thread after each step: for every running sequence its request id and the KV tokens of each DCP
+    /// rank.
+    std::function<void(uint64_t id, std::span<const int64_t> rank_tokens)> shares;
+    /// Microseconds, monotonic; the real clock where empty.
+    std::function<int64_t()> clock;
+  };
+
+  /// Loads the model on all ranks and starts the thread. Throws UserError for bad flags or checkpoints, SystemError where the
+  /// machine fails.
+  explicit Engine(const EngineConfig& config, Hooks hooks = {});
+  /// Cancels what runs and ends the threads.
   ~Engine();
 
   const ModelConfig& model() const;
   const RankGrid& grid() const;
   const EngineSizes& sizes() const;
   const EngineConfig& config() const;
+  const EngineMetrics& metrics() const;
 
-  /// Runs all prompts, submitted at once: decodes first, then prefill chunks up to the token budget, each prompt admitted in
-  /// order once its whole length has free blocks. Throws UserError, before anything runs, for a prompt that can never fit or
-  /// holds a token outside the vocabulary; SystemError with the first error of a rank that failed (the engine is dead
-  /// afterwards).
-  std::vector<PromptResult> run(const std::vector<Prompt>& prompts, const EngineEvents& events = {});
+  enum class Refusal : uint8_t { none, queue_full, draining, failed };
+  struct Submitted {
+    std::shared_ptr<RequestStream> stream;  ///< null if refused
+    Refusal refusal = Refusal::none;
+  };
+  /// Queues a request. Throws UserError as check_request(). Refused with a reason, and nothing kept, where the queue is at its
+  /// bound (--max-queued-requests, --max-queued-tokens), the engine drains or has failed.
+  Submitted submit(Request request);
+  /// Ends a request within one step. Unknown and ended ids are fine.
+  void cancel(uint64_t id);
+
+  /// Takes no more requests. Returns when all have ended, or cancels the rest after `timeout_ms` and returns false.
+  bool drain(int64_t timeout_ms);
+  /// Empty while the engine works; else why it stopped for ever.
+  std::string failure() const;
+  void reset_prefix_cache();
+
+  /// Submits all, waits for all; the queue bounds do not count. Throws SystemError if the engine fails.
+  std::vector<std::shared_ptr<RequestStream>> run(std::vector<Request> requests);
 
  private:
   struct Parts;

@@ -11,6 +11,14 @@
 
 namespace weft {
 
+/// How the token after one logit row is sampled: SamplingRow with its lists. Row, target and position come from the builder.
+struct RowSampling {
+  SamplingRow row;
+  std::span<const PenaltyToken> penalty_tokens = {};  ///< ascending by token
+  std::span<const LogitBias> biases = {};             ///< ascending by token
+  std::span<const uint32_t> allowed = {};             ///< [ceil(vocab / 32)] bits, or empty: all tokens
+};
+
 /// One sequence's part in a step: `tokens.size()` new tokens at positions cached, cached + 1, ...
 struct SequenceStep {
   int32_t sequence = 0;             ///< slot in the ranks' tables
@@ -22,6 +30,9 @@ struct SequenceStep {
   enum class Logits : uint8_t { none, last, all } logits = Logits::none;
   /// Tokens whose log probability is wanted at each logit row, or empty.
   std::span<const int32_t> targets = {};
+  /// How to sample at the last logit row: one entry per choice, each giving a sampling row of its own; empty: greedily. Earlier
+  /// logit rows (Logits::all) are greedy.
+  std::span<const RowSampling> sampling = {};
 };
 
 /// Sequences -> StepPlan: the only place where layout meets a batch. Decides how each sequence's rows see their context.

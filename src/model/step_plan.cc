@@ -4,8 +4,7 @@ namespace weft {
 namespace {
 
 // FNV-1a over 8-byte words: cheap, and any single changed field changes it.
-uint64_t hash_bytes(std::span<const std::byte> bytes) {
-  uint64_t hash = 0xcbf29ce484222325u;
+uint64_t hash_bytes(std::span<const std::byte> bytes, uint64_t hash) {
   size_t i = 0;
   for (; i + 8 <= bytes.size(); i += 8) {
     uint64_t word = 0;
@@ -20,9 +19,11 @@ uint64_t hash_bytes(std::span<const std::byte> bytes) {
 }  // namespace
 
 uint64_t StepPlan::compute_checksum() const {
-  std::vector<std::byte> copy = block_;
-  reinterpret_cast<PlanHeader*>(copy.data())->checksum = 0;
-  return hash_bytes(copy);
+  static_assert(sizeof(PlanHeader) % 8 == 0, "the arrays begin at a whole word");
+  PlanHeader unsealed = header();
+  unsealed.checksum = 0;
+  const uint64_t of_header = hash_bytes(std::as_bytes(std::span(&unsealed, 1)), 0xcbf29ce484222325u);
+  return hash_bytes(std::span(block_).subspan(sizeof(PlanHeader)), of_header);
 }
 
 void StepPlan::seal() {

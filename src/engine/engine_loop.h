@@ -1,0 +1,66 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cache/prefix_index.h"
+#include "engine/engine_metrics.h"
+#include "engine/plan_builder.h"
+#include "engine/request.h"
+#include "engine/scheduler.h"
+#include "engine/step_runner.h"
+
+namespace weft {
+
+/// The engine without threads: takes requests, runs one step at a time, appends events to streams.
+///
+/// Deterministic: the same submissions, cancellations, times and seed between the same steps give the same plans and events.
+/// Thread: engine thread only. Allocates nothing in step() unless a request captures.
+class EngineLoop {
+ public:
+  struct Options {
+    BlockLayout layout;
+    int64_t blocks = 0;  ///< of the pool
+    Scheduler::Limits limits;
+    int64_t max_model_len = 0;  ///< tokens of one sequence, prompt and answer
+    int32_t vocab = 0;
+    std::vector<int32_t> end_tokens;  ///< the model's own
+    bool prefix_caching = true;
+    bool batch_invariant = false;
+    double tpot_target_ms = 0;  ///< 0: prefill chunks as large as the token budget
+    uint64_t seed = 0;
+    std::string fingerprint;           ///< model and layout: root of the prefix keys
+    std::array<uint8_t, 16> secret{};  ///< of the prefix hash
+  };
+  /// `builder`, `runner` and `metrics` outlive the loop.
+  EngineLoop(const Options& options, PlanBuilder& builder, StepRunner& runner, EngineMetrics& metrics);
+  ~EngineLoop();
+
+  /// A checked request with everything that it needs while it runs, made by the submitting thread so that the engine thread
+  /// allocates nothing for it.
+  struct Submission;
+  static std::unique_ptr<Submission> prepare(Request request, std::shared_ptr<RequestStream> stream, const Options& options);
+
+  void add(std::unique_ptr<Submission> submission, int64_t now_us);
+  /// Ends what is left of the request before the next step. Unknown and ended ids are fine.
+  void cancel(uint64_t id, int64_t now_us);
+  /// Runs one step. False if nothing waits or runs. Throws what the runner throws; fail_all() is then the way out.
+  bool step(int64_t now_us);
+  /// Ends every request with an error.
+  void fail_all(const std::string& why, int64_t now_us);
+
+  int64_t running() const;  ///< choices
+  int64_t waiting() const;  ///< choices
+  /// Forgets every cached prefix that nobody holds.
+  void reset_prefix_cache();
+  void check_invariants() const;
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace weft
