@@ -21,17 +21,20 @@ struct EngineSizes {
   int64_t exchange_bytes = 0;     ///< per rank
   int64_t kv_bytes = 0;           ///< per rank: blocks * block bytes
   double kv_bytes_per_token = 0;  ///< per rank: of one token of a sequence
-  KvCapacity capacity;
-  int64_t max_model_len = 0;
+  KvCapacity capacity;            ///< of the KV memory
+  int64_t max_model_len = 0;      ///< longest request, prompt and answer together; at most capacity.tokens
+  int64_t max_num_seqs = 0;       ///< sequences that run at once
   DType dtype = DType::bf16, kv_dtype = DType::bf16;  ///< resolved
 };
 
 /// Everything that follows from model and flags before anything is allocated. Throws UserError for an impossible combination.
-/// `memory_per_rank` > 0 is a budget for weights, workspaces, exchange buffers and KV together; 0: KV as the flags say.
-EngineSizes engine_sizes(const ModelConfig& model, const EngineConfig& config, int64_t memory_per_rank = 0);
+EngineSizes engine_sizes(const ModelConfig& model, const EngineConfig& config);
 
 /// Throws UserError for a request that can never run: no tokens, a token outside the vocabulary, longer than the model's limit
 /// or than the KV memory, parameters out of range. Pure: needs no engine, so bad prompts are refused before weights are read.
+///
+/// What counts for the length are the tokens of the prompt and max_tokens: a request of exactly sizes.max_model_len runs, one
+/// token more is refused. The KV of the last token is never stored, so the longest request leaves a row of the pool free.
 void check_request(const Request& request, const ModelConfig& model, const EngineSizes& sizes);
 
 /// A model on its ranks, with its KV cache, and a thread that runs requests.

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,6 +53,8 @@ class EngineLoop {
   /// Ends every request with an error.
   void fail_all(const std::string& why, int64_t now_us);
 
+  /// Calls visit(request id, tokens whose KV is stored) for every running choice, in order of admission.
+  void each_running(const std::function<void(uint64_t id, int64_t kv_tokens)>& visit) const;
   int64_t running() const;  ///< choices
   int64_t waiting() const;  ///< choices
   /// Forgets every cached prefix that nobody holds.

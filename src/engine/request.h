@@ -36,7 +36,8 @@ struct Request {
   std::string label;            ///< for the log; need not be unique
   std::vector<int32_t> prompt;  ///< at least one token
   SamplingParams sampling;
-  int64_t max_tokens = 16;           ///< to generate, per choice
+  /// To generate, per choice. With 0 only the prompt is computed, and a choice ends with one event of token -1 and `length`.
+  int64_t max_tokens = 16;
   int64_t min_tokens = 0;            ///< before an end token may come
   int choices = 1;                   ///< n: answers to the same prompt, which is computed once
   std::vector<int32_t> stop_tokens;  ///< end the answer, beside the model's own end tokens
@@ -59,7 +60,7 @@ enum class FinishReason : uint8_t {
 /// One generated token of one choice. Without initialisers, so that a list of them costs nothing until it is written.
 struct TokenEvent {
   int32_t choice;
-  int32_t token;        ///< with finish == stop: the end token itself, which is not part of the text; -1 for abort and error
+  int32_t token;        ///< with finish == stop: the end token itself, which is not part of the text; -1: no token
   float log_prob;       ///< if wanted
   FinishReason finish;  ///< set on the last event of a choice
 };
