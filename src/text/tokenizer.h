@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace weft {
+
+struct EncodeOptions {
+  /// Adds what the tokenizer puts around every text, such as a begin-of-text token.
+  bool add_special_tokens = true;
+  /// Added tokens such as "<|im_end|>" written in the text become that token. Off for text that a user may have written: it
+  /// then stays plain text.
+  bool parse_added_tokens = true;
+  /// Once there are more ids than this, the rest of the text is not read: a caller with a limit need not wait for a text that
+  /// is far too long. The result then has more than max_tokens ids.
+  int64_t max_tokens = std::numeric_limits<int64_t>::max();
+};
+
+/// Text to token ids and back, by a Hugging Face tokenizer.json with a byte-level BPE model. Ids equal those of that library. A
+/// file that asks for anything else is refused with its name: nothing is approximated.
+///
+/// Immutable once loaded: any number of threads may use one object. Time is linear in the text but for a logarithm, whatever
+/// the text; the stack stays small, whatever the text.
+class Tokenizer {
+ public:
+  /// Reads a model folder or a tokenizer.json. From a folder, tokenizer_config.json is heeded too: add_bos_token and
+  /// add_eos_token, bos_token and eos_token, added_tokens_decoder; where the two files contradict each other, the folder is
+  /// refused. Throws UserError naming the component and the file, SystemError if a file cannot be read.
+  static std::unique_ptr<Tokenizer> load(const std::filesystem::path& folder_or_file);
+  /// Whether `folder` has a tokenizer.json.
+  static bool is_in(const std::filesystem::path& folder);
+  /// The same from text already read. `config` is that of tokenizer_config.json, empty if there is none; `path` is for
+  /// messages.
+  static std::unique_ptr<Tokenizer> parse(std::string_view json, std::string_view config = "",
+                                          std::string_view path = "tokenizer.json");
+  ~Tokenizer();
+
+  /// Throws UserError if `text` is not UTF-8.
+  std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
+
+  /// The bytes of a token, which may be a part of a character only. Empty for an id without a token: models have more rows than
+  /// tokenizers have tokens. Valid as long as the tokenizer.
+  std::string_view token_bytes(int32_t id) const;
+  /// All tokens together as UTF-8, invalid bytes as U+FFFD.
+  std::string decode(std::span<const int32_t> ids, bool skip_special = true) const;
+
+  /// The greatest id plus one.
+  int32_t vocab_size() const;
+  /// Whether the token steers the model and is no text, e.g. "<|im_end|>".
+  bool is_special(int32_t id) const;
+  /// The token that is written so, special ones too: "<|im_end|>", or " the".
+  std::optional<int32_t> find(std::string_view token) const;
+  /// As tokenizer_config.json names them, if it does.
+  std::optional<int32_t> bos_id() const;
+  std::optional<int32_t> eos_id() const;
+
+  /// Bounds that cost nothing: a text of so many bytes has at least, and at most, so many tokens, special ones included.
+  int64_t least_tokens(int64_t bytes) const;
+  int64_t most_tokens(int64_t bytes) const;
+
+ private:
+  struct Parts;
+  explicit Tokenizer(std::unique_ptr<const Parts> parts);
+  std::unique_ptr<const Parts> parts_;
+};
+
+}  // namespace weft
