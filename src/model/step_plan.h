@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "ops/sampling.h"
 
 namespace weft {
 
@@ -44,52 +45,6 @@ struct TableUpdate {
 /// For a sharded plane of rank r the count is shard.local_count(tokens, r); for a replicated plane it is `tokens`.
 struct BlockCopy {
   int32_t source = 0, target = 0, tokens = 0;
-};
-
-/// Entries [begin, begin + count) of one of the plan's arrays.
-struct PlanSlice {
-  int32_t begin = 0, count = 0;
-};
-
-/// A token that penalties apply to: how often it was generated, and whether the prompt has it.
-struct PenaltyToken {
-  int32_t token = 0;
-  int32_t generated = 0;  ///< times
-  int32_t in_prompt = 0;  ///< 0 or 1
-};
-
-/// Added to one logit: logit_bias, or -infinity for a token that may not come yet (min_tokens).
-struct LogitBias {
-  int32_t token = 0;
-  float bias = 0;
-};
-
-/// What is wanted of one logit row. Several may name the same row of the step (choices of one prompt).
-///
-/// The next token's logits pass, in this order: allowed tokens (all others -infinity), bias, repetition penalty (of tokens in
-/// the prompt or generated: positive logits are divided by it, negative ones multiplied), frequency and presence penalty (of
-/// generated tokens: minus frequency * times, minus presence), temperature, then min_p, top_k, top_p; one of what is left is
-/// drawn with its probability. Temperature 0: the largest logit before temperature, the lowest id on a tie. The random number
-/// is a function of (seed, choice, position) alone. Log probabilities are those of the raw logits.
-struct SamplingRow {
-  int32_t row = 0;       ///< row of the step
-  int32_t target = -1;   ///< a token whose log probability is wanted (prompt log probabilities), or -1
-  uint64_t seed = 0;     ///< with `choice` and `position`, the key of the counter-based generator
-  int32_t choice = 0;    ///< number of the choice among the n of its request
-  int32_t position = 0;  ///< of the token that is sampled
-  float temperature = 0;
-  int32_t top_k = 0;  ///< 0: off
-  float top_p = 1, min_p = 0;
-  float repetition_penalty = 1, frequency_penalty = 0, presence_penalty = 0;
-  PlanSlice penalty_tokens;   ///< in PlanHeader::penalty_tokens, ascending by token
-  PlanSlice biases;           ///< in PlanHeader::biases, ascending by token
-  int32_t allowed_mask = -1;  ///< number of the mask in PlanHeader::token_masks, or -1: all tokens are allowed
-  int32_t top_log_probs = 0;  ///< so many of the most probable tokens are wanted, at most PlanHeader::max_top_log_probs
-
-  bool is_plain_greedy() const {
-    return temperature == 0 && biases.count == 0 && allowed_mask < 0 &&
-           (penalty_tokens.count == 0 || (repetition_penalty == 1 && frequency_penalty == 0 && presence_penalty == 0));
-  }
 };
 
 /// Where an array lies in a plan's block.
@@ -207,7 +162,7 @@ struct StepResult {
   std::vector<float> log_probs;         ///< [R] of ids, if wanted
   std::vector<float> target_log_probs;  ///< [R] of the targets, if wanted
   std::vector<int32_t> top_ids;         ///< [R, K] most probable first, ties by lower id; -1 beyond what a row wants
-  std::vector<float> top_log_probs;     ///< [R, K]
+  std::vector<float> top_log_probs;     ///< [R, K] -infinity beyond
   std::vector<float> logits;            ///< [R, vocab], if wanted
   uint64_t checksum = 0;                ///< of ids: equal on all ranks
   double seconds = 0;                   ///< of the forward on rank 0
