@@ -35,6 +35,8 @@ struct PrefixEvent {
 /// a search among neighbours and every match compares the tokens themselves. Rows that a node names are never written again, so
 /// a node may name the beginning of a block that its sequence still appends to.
 ///
+/// A node whose parent was evicted stays: it is found again once the parent's tokens are published again, never otherwise.
+///
 /// Thread: engine thread only. Nodes are as many as the pool has blocks and all memory is taken at the start. Owns the marks
 /// of the pool: a block is marked exactly while it has a node. Invariants (checked by check_invariants() in tests):
 ///  1. Every node's block is held, pinned or cached in the pool and marked; no two nodes of one parent hold equal tokens.
@@ -64,9 +66,10 @@ class PrefixIndex {
   /// references: the caller shares them before anything is allocated. Allocates nothing where `blocks` has the room.
   Hit find(PrefixKey root, std::span<const int32_t> tokens, int64_t limit, std::vector<BlockId>& blocks) const;
 
-  /// The first `tokens.size()` rows of `block`, held by the caller, are the KV of these tokens after `parent`. Replaces the
-  /// node that the block had. Does nothing where a node with these tokens, or one that goes on after them, is there already
-  /// (its block stays the one that is found). A shorter sibling that these tokens go on from is dropped.
+  /// The first `tokens.size()` rows of `block`, held by the caller, are the KV of these tokens after `parent`: 1 to
+  /// `virtual_tokens` of them. Replaces the node that the block had; rows that it named hold the same tokens still, which is
+  /// checked. Does nothing where a node with these tokens, or one that goes on after them, is there already (its block stays
+  /// the one that is found). A shorter sibling that these tokens go on from is dropped.
   void publish(PrefixKey parent, std::span<const int32_t> tokens, BlockId block);
 
   /// Drops the node of a block that is about to be reused, if it has one: BlockPool's on_evict.

@@ -53,6 +53,8 @@ const std::vector<Pin> kPins = {
     {"spdlog/", {"base/"}},
     {"boost/beast", {"server/", "router/"}},
     {"boost/asio", {"server/", "router/"}},
+    {"boost/intrusive", {"cache/"}},
+    {"sodium", {"cache/"}},
     {"prometheus/", {"server/", "router/"}},
     {"nlohmann/", {"server/", "model/config.cc", "model/safetensors.cc", "model/strict_json", "text/", "tools/"}},
     {"pcre2", {"text/"}},
