@@ -91,6 +91,31 @@ constexpr float f8_e4m3_to_float(uint8_t bits) {
   return (bits & 128) != 0 ? -magnitude : magnitude;
 }
 
+/// The nearest e4m3fn, ties to even. What is too large, infinities included, becomes the largest value, 448; NaN stays NaN.
+constexpr uint8_t f8_e4m3_from_float(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7fffffffu;
+  const auto sign = static_cast<uint8_t>((bits >> 24) & 128u);
+  uint32_t code = 0x7e;
+  if (magnitude > 0x7f800000u) {
+    code = 0x7f;
+  } else if (magnitude < std::bit_cast<uint32_t>(0x1p-6f)) {
+    // Subnormal: a multiple of 2^-9, which is the unit in the last place of 2^14.
+    code = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) - std::bit_cast<uint32_t>(0x1p14f);
+  } else if (magnitude < std::bit_cast<uint32_t>(448.0f)) {
+    code = ((magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20) - (120u << 3);
+  }
+  return static_cast<uint8_t>(sign | code);
+}
+
+/// One element of float8 e4m3fn.
+struct f8_e4m3 {
+  uint8_t bits = 0;
+  f8_e4m3() = default;
+  explicit constexpr f8_e4m3(float value) : bits(f8_e4m3_from_float(value)) {}
+  explicit constexpr operator float() const { return f8_e4m3_to_float(bits); }
+};
+static_assert(sizeof(f8_e4m3) == 1);
+
 template <typename T>
 struct dtype_of;
 template <>
@@ -100,6 +125,10 @@ struct dtype_of<float> {
 template <>
 struct dtype_of<bf16> {
   static constexpr DType value = DType::bf16;
+};
+template <>
+struct dtype_of<f8_e4m3> {
+  static constexpr DType value = DType::f8_e4m3;
 };
 template <>
 struct dtype_of<int32_t> {

@@ -24,7 +24,7 @@ View KvRegion::plane(PlaneRole role, int layer) const {
   return {};
 }
 
-KvView KvRegion::view(int layer) const {
+KvView KvRegion::view(int layer, KvScales scales) const {
   const View k = plane(shape_.latent ? PlaneRole::latent : PlaneRole::key, layer);
   const View v = shape_.latent ? k : plane(PlaneRole::value, layer);
   return {.k = k.data(),
@@ -36,7 +36,9 @@ KvView KvRegion::view(int layer) const {
           .k_dim = shape_.k_dim,
           .v_dim = shape_.v_dim,
           .block_tokens = shape_.layout.block_tokens,
-          .dtype = shape_.dtype};
+          .dtype = shape_.dtype,
+          .format = shape_.format,
+          .scales = shape_.scale > 0 ? KvScales{.k = shape_.scale, .v = shape_.scale} : scales};
 }
 
 std::span<std::byte> KvRegion::bytes(size_t index, BlockId block, int64_t rows) const {

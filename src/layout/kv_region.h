@@ -22,8 +22,8 @@ class KvRegion {
 
   const KvShape& shape() const { return shape_; }
   int64_t blocks() const { return blocks_; }
-  /// The attention planes of one layer.
-  KvView view(int layer) const;
+  /// The attention planes of one layer, whose own scales are these.
+  KvView view(int layer, KvScales scales = {}) const;
   /// The whole plane of this role and layer: [rows, row_elements]. Requires: it exists.
   View plane(PlaneRole role, int layer) const;
   std::span<const Plane> planes() const { return planes_; }

@@ -6,9 +6,15 @@ namespace weft {
 
 std::vector<Plane> KvShape::planes() const {
   std::vector<Plane> out;
+  int64_t latent_row = k_dim;
+  if (format == KvFormat::fp8_ds_mla) {
+    WEFT_CHECK(latent && dtype == DType::f8_e4m3 && v_dim % kLatentScaleGroup == 0)
+        << "fp8_ds_mla rows of " << v_dim << " values in " << to_string(dtype);
+    latent_row = fp8_ds_mla_row_bytes(v_dim, k_dim - v_dim);
+  }
   for (int layer = first_layer; layer < last_layer; ++layer) {
     if (latent) {
-      out.push_back({.role = PlaneRole::latent, .layer = layer, .row_elements = k_dim, .dtype = dtype});
+      out.push_back({.role = PlaneRole::latent, .layer = layer, .row_elements = latent_row, .dtype = dtype});
     } else {
       out.push_back({.role = PlaneRole::key, .layer = layer, .row_elements = int64_t{kv_heads} * k_dim, .dtype = dtype});
       out.push_back({.role = PlaneRole::value, .layer = layer, .row_elements = int64_t{kv_heads} * v_dim, .dtype = dtype});

@@ -17,7 +17,7 @@ enum class PlaneRole : uint8_t { key, value, latent, test_replicated };
 struct Plane {
   PlaneRole role = PlaneRole::key;
   int layer = 0;             ///< global layer id
-  int64_t row_elements = 0;  ///< kv_heads * head_dim, or latent + rope
+  int64_t row_elements = 0;  ///< kv_heads * head_dim, or latent + rope; bytes of a fp8_ds_mla row
   DType dtype = DType::bf16;
   bool replicated = false;
 
@@ -31,9 +31,12 @@ struct KvShape {
   int k_dim = 0, v_dim = 0;  ///< elements of a key and of a value; MLA: latent + rope and latent
   bool latent = false;       ///< MLA: one row serves as key and value
   DType dtype = DType::bf16;
+  KvFormat format = KvFormat::elements;
+  float scale = 0;  ///< of every layer's float8_e4m3 keys and values; 0: each layer's own
   int first_layer = 0, last_layer = 0;   ///< layers [first, last) have planes here
   std::vector<Plane> extra_planes = {};  ///< planes beside those of attention, e.g. replicated ones
 
+  /// Requires: fp8_ds_mla only for latents that are a multiple of kLatentScaleGroup, in float8_e4m3.
   std::vector<Plane> planes() const;
   /// Bytes of one virtual block on one rank, all planes.
   int64_t block_bytes() const;

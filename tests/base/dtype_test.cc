@@ -16,6 +16,7 @@ static_assert(float(bf16(1.0f)) == 1.0f);
 static_assert(bf16(1.0f).bits == 0x3f80);
 static_assert(f16_to_float(0x3c00) == 1.0f);
 static_assert(f8_e4m3_to_float(0x38) == 1.0f);
+static_assert(f8_e4m3_from_float(1.0f) == 0x38);
 
 float from_bits(uint32_t bits) { return std::bit_cast<float>(bits); }
 bool negative(uint32_t sign_bit) { return sign_bit != 0; }
@@ -117,6 +118,49 @@ TEST(F8E4m3, EveryValueFollowsTheFormula) {
     ASSERT_EQ(std::signbit(got), bits >= 128) << bits;
   }
   EXPECT_EQ(f8_e4m3_to_float(0x7e), 448.0f);
+}
+
+TEST(F8E4m3, EveryCodeSurvivesTheRoundTrip) {
+  for (int bits = 0; bits < 256; ++bits) {
+    const auto code = static_cast<uint8_t>(bits);
+    ASSERT_EQ(f8_e4m3_from_float(f8_e4m3_to_float(code)), code) << bits;
+  }
+}
+
+TEST(F8E4m3, RoundsToNearestEvenBetweenEveryTwoNeighbours) {
+  for (int bits = 0; bits < 0x7e; ++bits) {
+    const auto low = static_cast<uint8_t>(bits), high = static_cast<uint8_t>(bits + 1);
+    const float below = f8_e4m3_to_float(low), above = f8_e4m3_to_float(high), middle = (below + above) / 2;  // exact
+    const uint8_t even = bits % 2 == 0 ? low : high;
+    for (const float sign : {1.0f, -1.0f}) {
+      const auto signed_code = [&](uint8_t code) { return sign < 0 ? code | 128 : code; };
+      ASSERT_EQ(f8_e4m3_from_float(sign * middle), signed_code(even)) << middle;
+      ASSERT_EQ(f8_e4m3_from_float(sign * std::nextafter(middle, 0.0f)), signed_code(low)) << middle;
+      ASSERT_EQ(f8_e4m3_from_float(sign * std::nextafter(middle, 500.0f)), signed_code(high)) << middle;
+      ASSERT_EQ(f8_e4m3_from_float(sign * std::nextafter(below, 500.0f)), signed_code(low)) << below;
+      ASSERT_EQ(f8_e4m3_from_float(sign * std::nextafter(above, 0.0f)), signed_code(high)) << above;
+    }
+  }
+}
+
+TEST(F8E4m3, KnownValues) {
+  EXPECT_EQ(static_cast<float>(f8_e4m3(0.3f)), 0.3125f);
+  EXPECT_EQ(static_cast<float>(f8_e4m3(500.0f)), 448.0f) << "saturates";
+  EXPECT_EQ(static_cast<float>(f8_e4m3(0.001f)), 0x1p-9f) << "the smallest step";
+  EXPECT_EQ(f8_e4m3_from_float(0x1p-10f), 0) << "half the smallest step is a tie, and 0 is even";
+  EXPECT_EQ(f8_e4m3_from_float(0x1.8p-9f), 2);
+}
+
+TEST(F8E4m3, SaturatesAndKeepsNanAndSignedZero) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for (const float large : {448.0f, 456.0f, 464.0f, 480.0f, 1e30f, kInf}) {
+    EXPECT_EQ(f8_e4m3_from_float(large), 0x7e) << large;
+    EXPECT_EQ(f8_e4m3_from_float(-large), 0xfe) << large;
+  }
+  EXPECT_EQ(f8_e4m3_from_float(-0.0f), 0x80);
+  EXPECT_EQ(f8_e4m3_from_float(-1e-30f), 0x80);
+  EXPECT_EQ(f8_e4m3_from_float(from_bits(0x7f800001)), 0x7f);
+  EXPECT_EQ(f8_e4m3_from_float(from_bits(0xffffffff)), 0xff);
 }
 
 }  // namespace

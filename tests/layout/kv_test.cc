@@ -52,6 +52,37 @@ TEST(KvShape, KeysAndValuesHaveTheirOwnWidth) {
   EXPECT_EQ(shape.block_bytes(), 2 * 3 * (8 + 6) * 4 * 4 + 10 * 8);
 }
 
+TEST(KvShape, Fp8RowsTake576And656Bytes) {
+  KvShape shape = deepseek(1);
+  shape.dtype = DType::f8_e4m3;
+  EXPECT_EQ(shape.token_bytes(), 61 * 576);
+  shape.format = KvFormat::fp8_ds_mla;
+  EXPECT_EQ(shape.token_bytes(), 61 * 656) << "512 latents, 4 scales and 64 bfloat16";
+  EXPECT_EQ(fp8_ds_mla_row_bytes(128, 4), 128 + 4 + 8);
+  KvShape grouped = small(2);
+  grouped.dtype = DType::f8_e4m3;
+  EXPECT_EQ(grouped.block_bytes(), 2 * 3 * (8 + 6) * 1 * 4 + 10 * 8);
+}
+
+TEST(KvShapeDeathTest, RowsWithScalesNeedALatentOfWholeGroups) {
+  KvShape shape = deepseek(1);
+  shape.dtype = DType::f8_e4m3;
+  shape.format = KvFormat::fp8_ds_mla;
+  shape.v_dim = 500;
+  EXPECT_DEATH(shape.planes(), "fp8_ds_mla rows of 500 values");
+  shape = small(1);
+  shape.format = KvFormat::fp8_ds_mla;
+  EXPECT_DEATH(shape.planes(), "fp8_ds_mla rows of 6 values in float32");
+}
+
+TEST(KvCapacity, Fp8HoldsTwiceTheTokens) {
+  constexpr int64_t kBudget = int64_t{40} << 30;
+  KvShape shape = deepseek(4);
+  const int64_t tokens = KvCapacity::from_bytes(shape, kBudget).tokens;
+  shape.dtype = DType::f8_e4m3;
+  EXPECT_NEAR(static_cast<double>(KvCapacity::from_bytes(shape, kBudget).tokens), 2.0 * static_cast<double>(tokens), 512);
+}
+
 TEST(KvCapacity, GrowsWithTheRanks) {
   constexpr int64_t kBudget = int64_t{40} << 30;
   const KvCapacity one = KvCapacity::from_bytes(deepseek(1), kBudget);
@@ -114,6 +145,29 @@ TEST(KvRegion, InMlaOneRowIsKeyAndValue) {
   EXPECT_EQ(view.k_stride, 576);
   EXPECT_EQ(view.v_stride, 576);
   EXPECT_EQ(view.slots, 3 * 64);
+}
+
+TEST(KvRegion, ViewsCarryFormatAndScales) {
+  KvShape shape = deepseek(4);
+  shape.last_layer = 2;
+  shape.dtype = DType::f8_e4m3;
+  const KvRegion plain(shape, 3, Buffer::host);
+  EXPECT_EQ(plain.view(1).format, KvFormat::elements);
+  EXPECT_EQ(plain.view(1).scales.k, 1.0f);
+  EXPECT_EQ(plain.view(1, {.k = 0.5f, .v = 0.25f}).scales.v, 0.25f);
+  EXPECT_EQ(plain.view(1).k_row_bytes(), 576);
+  shape.scale = 4;
+  const KvRegion scaled(shape, 3, Buffer::host);
+  EXPECT_EQ(scaled.view(1, {.k = 0.5f, .v = 0.25f}).scales.k, 4.0f) << "one scale for all layers instead of their own";
+  EXPECT_EQ(scaled.view(1, {.k = 0.5f, .v = 0.25f}).scales.v, 4.0f);
+  shape.format = KvFormat::fp8_ds_mla;
+  const KvRegion mixed(shape, 3, Buffer::host);
+  const KvView view = mixed.view(0);
+  EXPECT_EQ(view.format, KvFormat::fp8_ds_mla);
+  EXPECT_EQ(view.k_stride, 656);
+  EXPECT_EQ(view.k_row_bytes(), 656);
+  EXPECT_EQ(view.k_dim, 576);
+  EXPECT_EQ(mixed.bytes(0, BlockId{1}, 3).size(), 3U * 656);
 }
 
 TEST(KvRegion, BytesOfBlocksCoverEveryPlaneWithoutOverlap) {
