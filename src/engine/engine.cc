@@ -1,78 +1,134 @@
 #include "engine/engine.h"
 
-#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <optional>
+#include <random>
 #include <thread>
+#include <utility>
 
+#include "base/bytes.h"
 #include "base/log.h"
-#include "cache/block_pool.h"
-#include "comm/thread_group.h"
+#include "base/queue.h"
+#include "engine/engine_loop.h"
+#include "engine/model_team.h"
 #include "engine/plan_builder.h"
-#include "engine/rank_team.h"
-#include "engine/scheduler.h"
 #include "engine/sizes.h"
-#include "exchange/collective_exchange.h"
-#include "model/decoder.h"
-#include "model/weights.h"
 #include "ops/make_ops.h"
 
 namespace weft {
 namespace {
 
-/// What one rank owns. Made, used and destroyed on the rank's thread, members in the order of their use of one another.
-struct Rank {
-  std::unique_ptr<Communicator> dcp, tp;
-  std::unique_ptr<Ops> ops;
-  std::optional<Weights> weights;
-  std::unique_ptr<KvRegion> region;
-  std::unique_ptr<Exchange> exchange;
-  std::unique_ptr<Decoder> decoder;
-  StepResult result;
-};
-
 ResolvedConfig resolve_on_cpu(const ModelConfig& model, const EngineConfig& config) {
   const auto ops = make_cpu_ops(1);
-  ResolvedConfig resolved = resolve(model, config, 0, *ops);
+  ResolvedConfig resolved = resolve(model, config, *ops);
   require_memory(resolved);
   return resolved;
 }
 
-/// Copies rows [first, first + n) of a recorded [T, width] matrix behind what `out` holds.
-template <typename T>
-void append_rows(std::vector<T>& out, const std::vector<T>& from, int64_t first, int64_t n, int64_t width) {
-  out.insert(out.end(), from.begin() + first * width, from.begin() + (first + n) * width);
+/// Names everything that the KV of a token depends on beside the tokens before it.
+std::string fingerprint_of(const ModelConfig& model, const EngineConfig& config, const ResolvedConfig& resolved) {
+  return fmt::format("{} {} layers {} seed {} {} kv {} scale {} W {} S {} B {}", config.model_dir.string(),
+                     to_string(model.architecture), model.layers, config.seed, to_string(resolved.sizes.dtype),
+                     to_string(resolved.sizes.kv_dtype), config.kv_cache_scale, resolved.grid.dcp(),
+                     resolved.grid.shard().interleave, resolved.shape.layout.block_tokens);
 }
+
+/// Keys the prefix hash: whoever sends prompts cannot make two of them collide.
+std::array<uint8_t, 16> make_secret() {
+  std::random_device random;
+  std::array<uint8_t, 16> secret;
+  for (uint8_t& byte : secret) byte = static_cast<uint8_t>(random());
+  return secret;
+}
+
+EngineLoop::Options loop_options(const ModelConfig& model, const EngineConfig& config, const ResolvedConfig& resolved) {
+  EngineLoop::Options options;
+  options.layout = resolved.shape.layout;
+  options.blocks = resolved.sizes.capacity.blocks;
+  options.limits = {.tokens = resolved.limits.rows, .sequences = resolved.limits.sequences};
+  options.max_model_len = resolved.sizes.max_model_len;
+  options.vocab = static_cast<int32_t>(model.vocab);
+  options.end_tokens = model.eos_ids;
+  options.prefix_caching = config.enable_prefix_caching;
+  options.batch_invariant = config.batch_invariant;
+  options.tpot_target_ms = config.tpot_target_ms;
+  options.seed = config.seed;
+  options.fingerprint = fingerprint_of(model, config, resolved);
+  options.secret = make_secret();
+  return options;
+}
+
+std::string counted(int64_t n, const char* noun) { return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s"); }
 
 }  // namespace
 
 struct Engine::Parts {
-  explicit Parts(const EngineConfig& config_in);
+  /// A request on its way to the loop.
+  struct New {
+    EngineLoop::SubmissionPtr submission;
+    std::shared_ptr<RequestStream> stream;
+    bool counted = true;  ///< towards the bounds of the queue
+  };
+  struct Command {
+    enum class Kind : uint8_t { add, cancel, cancel_all, reset_prefix_cache } kind = Kind::add;
+    std::vector<New> added = {};
+    uint64_t id = 0;  ///< to cancel
+  };
+  /// A request in the loop.
+  struct Open {
+    std::shared_ptr<RequestStream> stream;
+    bool queued = false;  ///< counts towards the bounds of the queue
+  };
+
+  Parts(const EngineConfig& config_in, Hooks hooks_in, const MakeRanks& make_ranks);
   ~Parts();
 
-  void load();
-  void check(const Prompt& prompt) const;
-  void step(std::span<const Scheduler::Chosen> chosen, const std::vector<Prompt>& prompts);
-  bool absorb(Sequence& sequence, int64_t tokens, size_t index, const Prompt& prompt, PromptResult& result,
-              const EngineEvents& events);
+  // Any thread.
+  New make(Request request, bool counted);
+  Refusal enter(std::span<const New> added);
 
-  EngineConfig config;
-  ModelConfig model;
-  ResolvedConfig resolved;
-  BlockPool pool;
+  // Engine thread.
+  void work();
+  void carry_out(Command command);
+  void after_step();
+  void look_after_open();
+  void fail(const std::string& why);
+  void end_with_error(const New& added, const std::string& why);
+  int64_t now() const;
+
+  const EngineConfig config;
+  const Hooks hooks;
+  const ModelConfig model;
+  const ResolvedConfig resolved;
+  const EngineLoop::Options options;
+  EngineMetrics metrics;
   PlanBuilder builder;
-  ThreadGroup tp_group;
-  std::vector<std::unique_ptr<ThreadGroup>> dcp_groups;
-  std::vector<std::unique_ptr<Rank>> ranks;
-  RankTeam team;
-  std::vector<SequenceStep> steps;
-  std::vector<TableUpdate> updates;
+  ModelTeam team;
+  EngineLoop loop;
+  Queue<Command> inbox;
+  std::atomic<uint64_t> next_id{1};
+
+  mutable std::mutex mutex;       ///< guards the four below
+  std::condition_variable ended;  ///< open_requests became 0
+  bool draining = false;
+  std::string failure;
+  int64_t queued_requests = 0, queued_tokens = 0, open_requests = 0;
+
+  std::atomic<uint32_t> progress{0};  ///< changes whenever a stream may have
+  std::vector<Open> open;             ///< engine thread only
+  std::vector<int64_t> shares;        ///< scratch of the shares hook
+  std::thread thread;
 };
 
-Engine::Parts::Parts(const EngineConfig& config_in)
+Engine::Parts::Parts(const EngineConfig& config_in, Hooks hooks_in, const MakeRanks& make_ranks)
     : config(config_in),
+      hooks(std::move(hooks_in)),
       model(load_config(config_in.model_dir, config_in.num_layers)),
       resolved(resolve_on_cpu(model, config)),
-      pool(resolved.sizes.capacity.blocks),
+      options(loop_options(model, config, resolved)),
       builder(model, resolved.grid,
               {.layout = resolved.shape.layout,
                .exchange = config.dcp_exchange,
@@ -80,195 +136,227 @@ Engine::Parts::Parts(const EngineConfig& config_in)
                .context_rows = resolved.limits.context_rows,
                .first_layer = 0,
                .last_layer = model.layers}),
-      tp_group(resolved.grid.tp()),
-      ranks(static_cast<size_t>(resolved.grid.tp())),
-      team(resolved.grid.tp(), [this] {
-        tp_group.abort();
-        for (const auto& group : dcp_groups) group->abort();
-      }) {
-  for (int group = 0; group < resolved.grid.groups(); ++group)
-    dcp_groups.push_back(std::make_unique<ThreadGroup>(resolved.grid.dcp()));
-  load();
+      team(model, config, resolved, make_ranks ? make_ranks(resolved.grid) : thread_ranks(resolved.grid)),
+      loop(options, builder, team, metrics),
+      inbox(2 * static_cast<size_t>(config.max_queued_requests) + 64),
+      shares(static_cast<size_t>(resolved.grid.dcp())) {
+  open.reserve(inbox.capacity() + static_cast<size_t>(resolved.limits.sequences));
+  const EngineSizes& sizes = resolved.sizes;
+  log::info(
+      "{} on {}, {} to a DCP group: {} KV tokens in {} of {}, longest request {}; per rank {} weights, {} workspaces, {} "
+      "exchange, {} KV; {}, KV {}, {} a rank",
+      to_string(model.architecture), counted(resolved.grid.tp(), "rank"), resolved.grid.dcp(), sizes.capacity.tokens,
+      counted(sizes.capacity.blocks, "block"), resolved.shape.layout.virtual_tokens(), sizes.max_model_len,
+      readable_bytes(sizes.weight_bytes), readable_bytes(sizes.workspace_bytes), readable_bytes(sizes.exchange_bytes),
+      readable_bytes(sizes.kv_bytes), to_string(sizes.dtype), to_string(sizes.kv_dtype),
+      counted(team.threads_per_rank(), "thread"));
+  thread = std::thread([this] { work(); });
 }
 
 Engine::Parts::~Parts() {
+  inbox.push({.kind = Command::Kind::cancel_all});
+  inbox.close();
+  thread.join();
+}
+
+int64_t Engine::Parts::now() const {
+  if (hooks.clock) return hooks.clock();
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+Engine::Parts::New Engine::Parts::make(Request request, bool counted) {
+  const auto stream = std::make_shared<RequestStream>(next_id.fetch_add(1), request);
+  stream->edit_times().submitted = now();
+  return {.submission = EngineLoop::prepare(std::move(request), stream, options), .stream = stream, .counted = counted};
+}
+
+/// Takes places in the queue, or says why there are none.
+Engine::Refusal Engine::Parts::enter(std::span<const New> added) {
+  const std::lock_guard lock(mutex);
+  if (!failure.empty()) return Refusal::failed;
+  if (draining) return Refusal::draining;
+  for (const New& one : added) {
+    if (!one.counted || queued_requests == 0) continue;
+    const bool tokens_full =
+        config.max_queued_tokens > 0 && queued_tokens + one.stream->prompt_tokens() > config.max_queued_tokens;
+    if (queued_requests < config.max_queued_requests && !tokens_full) continue;
+    metrics.refused_queue_full.add();
+    return Refusal::queue_full;
+  }
+  for (const New& one : added) {
+    ++open_requests;
+    if (!one.counted) continue;
+    ++queued_requests;
+    queued_tokens += one.stream->prompt_tokens();
+  }
+  return Refusal::none;
+}
+
+void Engine::Parts::work() {
   try {
-    team.run([this](int rank) { ranks[static_cast<size_t>(rank)].reset(); });
-  } catch (const std::exception&) {
-    // The team died in an earlier run and said so there; what the ranks own goes with this object.
+    while (true) {
+      while (std::optional<Command> command = inbox.try_pop()) carry_out(std::move(*command));
+      const bool worked = loop.step(now());
+      after_step();
+      if (worked) continue;
+      std::optional<Command> command = inbox.pop();
+      if (!command) return;
+      carry_out(std::move(*command));
+    }
+  } catch (const std::exception& error) {
+    fail(error.what());
   }
 }
 
-void Engine::Parts::load() {
-  std::optional<Checkpoint> checkpoint;
-  if (config.load_format != LoadFormat::dummy) checkpoint.emplace(config.model_dir);
-  const int cores = config.threads > 0 ? config.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const int threads = std::max(1, cores / resolved.grid.tp());
-  team.run([&](int index) {
-    const RankGrid& grid = resolved.grid;
-    ranks[static_cast<size_t>(index)] = std::make_unique<Rank>();
-    Rank& rank = *ranks[static_cast<size_t>(index)];
-    rank.tp = tp_group.join(index);
-    rank.dcp = dcp_groups[static_cast<size_t>(grid.group_of(index))]->join(grid.dcp_rank_of(index));
-    rank.ops = make_cpu_ops(threads);
-    const LoadOptions options{.dtype = resolved.limits.dtype, .tp_rank = index, .progress = index == 0};
-    rank.weights = checkpoint ? load_weights(model, grid, *checkpoint, options, *rank.ops)
-                              : dummy_weights(model, grid, config.seed, options, *rank.ops);
-    rank.region = std::make_unique<KvRegion>(resolved.shape, resolved.sizes.capacity.blocks,
-                                             [&](size_t bytes) { return rank.ops->allocate(bytes); });
-    rank.exchange =
-        std::make_unique<CollectiveExchange>(*rank.dcp, *rank.tp, *rank.ops, exchange_limits(model, grid, resolved.limits));
-    rank.decoder = std::make_unique<Decoder>(Decoder::Parts{.config = model,
-                                                            .grid = grid,
-                                                            .weights = *rank.weights,
-                                                            .limits = resolved.limits,
-                                                            .region = *rank.region,
-                                                            .ops = *rank.ops,
-                                                            .exchange = *rank.exchange});
-  });
-  const EngineSizes& sizes = resolved.sizes;
-  log::info(
-      "{} on {} ranks, {} to a DCP group: {} KV tokens in {} blocks of {}; per rank {:.1f} MiB weights, {:.1f} workspaces, "
-      "{:.1f} exchange, {:.1f} KV; {}, {} threads a rank",
-      to_string(model.architecture), resolved.grid.tp(), resolved.grid.dcp(), sizes.capacity.tokens, sizes.capacity.blocks,
-      resolved.shape.layout.virtual_tokens(), static_cast<double>(sizes.weight_bytes) / 0x1p20,
-      static_cast<double>(sizes.workspace_bytes) / 0x1p20, static_cast<double>(sizes.exchange_bytes) / 0x1p20,
-      static_cast<double>(sizes.kv_bytes) / 0x1p20, to_string(sizes.dtype), threads);
+void Engine::Parts::carry_out(Command command) {
+  switch (command.kind) {
+    case Command::Kind::add:
+      for (New& one : command.added) {
+        open.push_back({.stream = std::move(one.stream), .queued = one.counted});
+        loop.add(std::move(one.submission), now());
+      }
+      break;
+    case Command::Kind::cancel:
+      loop.cancel(command.id, now());
+      break;
+    case Command::Kind::cancel_all:
+      for (const Open& one : open) loop.cancel(one.stream->id(), now());
+      break;
+    case Command::Kind::reset_prefix_cache:
+      loop.reset_prefix_cache();
+      break;
+  }
 }
 
-void Engine::Parts::check(const Prompt& prompt) const {
-  if (prompt.input_ids.empty()) throw UserError("prompt {} has no tokens", prompt.name);
-  if (prompt.generate < 0) throw UserError("prompt {} asks for {} tokens", prompt.name, prompt.generate);
-  const auto generate = static_cast<size_t>(prompt.generate);
-  if (!prompt.forced_ids.empty() && prompt.forced_ids.size() < generate)
-    throw UserError("prompt {} has {} forced ids for {} generated tokens", prompt.name, prompt.forced_ids.size(), generate);
-  for (const auto* ids : {&prompt.input_ids, &prompt.forced_ids}) {
-    for (const int32_t id : *ids) {
-      if (id < 0 || id >= model.vocab)
-        throw UserError("prompt {} holds token {}: the vocabulary has ids 0 to {}", prompt.name, id, model.vocab - 1);
+void Engine::Parts::after_step() {
+  if (hooks.shares) {
+    const ShardLayout shard = options.layout.shard;
+    loop.each_running([&](uint64_t id, int64_t tokens) {
+      for (int rank = 0; rank < shard.ranks; ++rank) shares[static_cast<size_t>(rank)] = shard.local_count(tokens, rank);
+      hooks.shares(id, shares);
+    });
+  }
+  look_after_open();
+  progress.fetch_add(1, std::memory_order_acq_rel);
+  progress.notify_all();
+  if (hooks.progress) hooks.progress();
+}
+
+/// Gives back the places of requests that were admitted or have ended.
+void Engine::Parts::look_after_open() {
+  int64_t requests = 0, tokens = 0, over = 0;
+  for (size_t i = 0; i < open.size();) {
+    RequestStream& stream = *open[i].stream;
+    const bool done = stream.done();
+    if (open[i].queued && (done || stream.edit_times().admitted != 0)) {
+      open[i].queued = false;
+      ++requests;
+      tokens += stream.prompt_tokens();
+    }
+    if (done) {
+      ++over;
+      std::swap(open[i], open.back());
+      open.pop_back();
+    } else {
+      ++i;
     }
   }
-  const auto length = static_cast<int64_t>(prompt.input_ids.size() + generate);
-  if (length > resolved.sizes.max_model_len) {
-    throw UserError(
-        "prompt {} is too long: {} prompt tokens and {} to generate are {}, the limit is {} (--max-model-len), with KV "
-        "memory for {}",
-        prompt.name, prompt.input_ids.size(), generate, length, resolved.sizes.max_model_len, resolved.sizes.capacity.tokens);
-  }
+  if (requests == 0 && over == 0) return;
+  const std::lock_guard lock(mutex);
+  queued_requests -= requests;
+  queued_tokens -= tokens;
+  open_requests -= over;
+  if (open_requests == 0) ended.notify_all();
 }
 
-void Engine::Parts::step(std::span<const Scheduler::Chosen> chosen, const std::vector<Prompt>& prompts) {
-  steps.clear();
-  updates.clear();
-  PlanBuilder::Flags flags;
-  for (const Scheduler::Chosen& choice : chosen) {
-    const Sequence& sequence = *choice.sequence;
-    const Prompt& prompt = prompts[sequence.prompt];
-    const bool prefill = sequence.in_prefill(), ends = sequence.cached + choice.tokens >= sequence.prompt_tokens;
-    const bool wants_last = prompt.generate > 0 || prompt.want_logits;
-    using Logits = SequenceStep::Logits;
-    steps.push_back(
-        {.sequence = sequence.slot,
-         .cached = sequence.cached,
-         .tokens = std::span(sequence.tokens).subspan(static_cast<size_t>(sequence.cached), static_cast<size_t>(choice.tokens)),
-         .table = sequence.blocks.blocks(),
-         .decode = !prefill,
-         .logits = prefill && prompt.all_logits ? Logits::all
-                   : ends && wants_last         ? Logits::last
-                                                : Logits::none,
-         .targets = {}});
-    flags.want_logits |= prompt.all_logits || prompt.want_logits;
-    flags.record.hidden |= prefill && prompt.record.hidden;
-    flags.record.router |= prefill && prompt.record.router;
-    if (!choice.admitted_now) continue;
-    for (size_t i = 0; i < sequence.blocks.blocks().size(); ++i)
-      updates.push_back({.sequence = sequence.slot,
-                         .ordinal = static_cast<int32_t>(i),
-                         .block = static_cast<int32_t>(sequence.blocks.blocks()[i])});
+/// The end of the engine: all that is open, and all that still comes, ends with an error.
+void Engine::Parts::fail(const std::string& why) {
+  log::error("the engine stops: {}", why);
+  {
+    const std::lock_guard lock(mutex);
+    failure = why.empty() ? "unknown error" : why;
   }
-  const StepPlan& plan = builder.build(steps, updates, {}, flags);
-  team.run([&](int index) {
-    Rank& rank = *ranks[static_cast<size_t>(index)];
-    rank.decoder->forward(plan, {}, rank.result);
-  });
-  for (const auto& rank : ranks) {
-    if (rank->result.checksum != ranks.front()->result.checksum)
-      throw SystemError("ranks disagree on the tokens of step {}: the machine or the build is broken", plan->step);
-  }
-}
-
-bool Engine::Parts::absorb(Sequence& sequence, int64_t tokens, size_t index, const Prompt& prompt, PromptResult& result,
-                           const EngineEvents& events) {
-  const StepResult& step = ranks.front()->result;
-  const bool prefill = sequence.in_prefill();
-  const int64_t row = builder.first_rows()[index], logit = builder.first_logit_rows()[index];
-  if (prefill && prompt.record.hidden) {
-    result.hidden.resize(step.hidden.size());
-    for (size_t i = 0; i < step.hidden.size(); ++i) append_rows(result.hidden[i], step.hidden[i], row, tokens, model.hidden);
-  }
-  if (prefill && prompt.record.router) {
-    result.router.resize(step.router.size());
-    for (size_t i = 0; i < step.router.size(); ++i) {
-      result.router[i].layer = step.router[i].layer;
-      result.router[i].top_k = step.router[i].top_k;
-      append_rows(result.router[i].experts, step.router[i].experts, row, tokens, step.router[i].top_k);
-      append_rows(result.router[i].weights, step.router[i].weights, row, tokens, step.router[i].top_k);
+  inbox.close();
+  loop.fail_all(why, now());
+  while (std::optional<Command> command = inbox.try_pop()) {
+    for (New& one : command->added) {
+      end_with_error(one, why);
+      open.push_back({.stream = std::move(one.stream), .queued = one.counted});
     }
   }
-  if (prefill && prompt.all_logits) append_rows(result.logits, step.logits, logit, tokens, model.vocab);
-
-  sequence.cached += tokens;
-  if (sequence.in_prefill()) return false;
-  const int64_t last = prefill && prompt.all_logits ? logit + tokens - 1 : logit;
-  if (prompt.want_logits) {
-    if (prefill) append_rows(result.last_logits, step.logits, last, 1, model.vocab);
-    if (prompt.generate > 0) append_rows(result.gen_logits, step.logits, last, 1, model.vocab);
-  }
-  if (prompt.generate > 0) {
-    const int32_t id = step.ids[static_cast<size_t>(last)];
-    result.gen_ids.push_back(id);
-    const auto at = static_cast<size_t>(sequence.generated++);
-    sequence.tokens.push_back(prompt.forced_ids.empty() ? id : prompt.forced_ids[at]);
-    if (events.token) events.token(sequence.prompt, id);
-  }
-  return sequence.generated >= sequence.generate;
+  after_step();
 }
 
-Engine::Engine(const EngineConfig& config) : parts_(std::make_unique<Parts>(config)) {}
+void Engine::Parts::end_with_error(const New& added, const std::string& why) {
+  RequestStream& stream = *added.stream;
+  for (int choice = 0; choice < stream.choices(); ++choice)
+    stream.append({.choice = choice, .token = -1, .log_prob = 0, .finish = FinishReason::error}, {}, {});
+  metrics.finished_error.add(stream.choices());
+  stream.edit_times().finished = now();
+  stream.finish(why);
+}
+
+Engine::Engine(const EngineConfig& config, Hooks hooks, const MakeRanks& make_ranks)
+    : parts_(std::make_unique<Parts>(config, std::move(hooks), make_ranks)) {}
 Engine::~Engine() = default;
 
 const ModelConfig& Engine::model() const { return parts_->model; }
 const RankGrid& Engine::grid() const { return parts_->resolved.grid; }
 const EngineSizes& Engine::sizes() const { return parts_->resolved.sizes; }
 const EngineConfig& Engine::config() const { return parts_->config; }
+const EngineMetrics& Engine::metrics() const { return parts_->metrics; }
 
-std::vector<PromptResult> Engine::run(const std::vector<Prompt>& prompts, const EngineEvents& events) {
+Engine::Submitted Engine::submit(Request request) {
   Parts& p = *parts_;
-  for (const Prompt& prompt : prompts) p.check(prompt);
-  std::vector<PromptResult> results(prompts.size());
-  const BlockLayout layout = p.resolved.shape.layout;
-  Scheduler scheduler(p.pool, layout, {.tokens = p.resolved.limits.rows, .sequences = p.resolved.limits.sequences});
-  for (size_t i = 0; i < prompts.size(); ++i)
-    scheduler.add(std::make_unique<Sequence>(i, prompts[i].input_ids, prompts[i].generate, p.pool));
+  check_request(request, p.model, p.resolved.sizes);
+  std::vector<Parts::New> added;
+  added.push_back(p.make(std::move(request), /*counted=*/true));
+  const std::shared_ptr<RequestStream> stream = added.front().stream;
+  if (const Refusal refusal = p.enter(added); refusal != Refusal::none) return {.stream = nullptr, .refusal = refusal};
+  if (!p.inbox.push({.kind = Parts::Command::Kind::add, .added = std::move(added)}))
+    return {.stream = nullptr, .refusal = Refusal::failed};
+  return {.stream = stream};
+}
 
-  std::vector<int64_t> shares(static_cast<size_t>(layout.shard.ranks));
-  while (true) {
-    const std::span<const Scheduler::Chosen> chosen = scheduler.next();
-    if (chosen.empty()) break;
-    p.step(chosen, prompts);
-    for (size_t i = 0; i < chosen.size(); ++i) {
-      Sequence& sequence = *chosen[i].sequence;
-      const size_t prompt = sequence.prompt;
-      const bool finished = p.absorb(sequence, chosen[i].tokens, i, prompts[prompt], results[prompt], events);
-      if (events.shares) {
-        for (int rank = 0; rank < layout.shard.ranks; ++rank)
-          shares[static_cast<size_t>(rank)] = layout.shard.local_count(sequence.cached, rank);
-        events.shares(prompt, shares);
-      }
-      scheduler.done(sequence, finished);
-    }
+void Engine::cancel(uint64_t id) { parts_->inbox.push({.kind = Parts::Command::Kind::cancel, .id = id}); }
+
+bool Engine::drain(int64_t timeout_ms) {
+  Parts& p = *parts_;
+  std::unique_lock lock(p.mutex);
+  p.draining = true;
+  const auto all_ended = [&] { return p.open_requests == 0 || !p.failure.empty(); };
+  if (p.ended.wait_for(lock, std::chrono::milliseconds(timeout_ms), all_ended)) return true;
+  lock.unlock();
+  p.inbox.push({.kind = Parts::Command::Kind::cancel_all});
+  lock.lock();
+  p.ended.wait(lock, all_ended);
+  return false;
+}
+
+std::string Engine::failure() const {
+  const std::lock_guard lock(parts_->mutex);
+  return parts_->failure;
+}
+
+void Engine::reset_prefix_cache() { parts_->inbox.push({.kind = Parts::Command::Kind::reset_prefix_cache}); }
+
+std::vector<std::shared_ptr<RequestStream>> Engine::run(std::vector<Request> requests) {
+  Parts& p = *parts_;
+  for (const Request& request : requests) check_request(request, p.model, p.resolved.sizes);
+  std::vector<Parts::New> added;
+  std::vector<std::shared_ptr<RequestStream>> streams;
+  for (Request& request : requests) {
+    added.push_back(p.make(std::move(request), /*counted=*/false));
+    streams.push_back(added.back().stream);
   }
-  return results;
+  const Refusal refusal = p.enter(added);
+  const bool taken = refusal == Refusal::none && p.inbox.push({.kind = Parts::Command::Kind::add, .added = std::move(added)});
+  if (refusal == Refusal::draining) throw SystemError("the engine drains and takes no more requests");
+  for (const auto& stream : streams) {
+    for (uint32_t seen = p.progress.load(); taken && !stream->done(); seen = p.progress.load()) p.progress.wait(seen);
+  }
+  if (const std::string why = failure(); !why.empty()) throw SystemError("{}", why);
+  return streams;
 }
 
 }  // namespace weft

@@ -14,16 +14,18 @@
 
 namespace weft {
 
+struct LocalRanks;
+
 /// Sizes of a started engine, the same that `inspect` computes without starting one.
 struct EngineSizes {
-  int64_t weight_bytes = 0;       ///< per rank, the largest rank
-  int64_t workspace_bytes = 0;    ///< per rank
-  int64_t exchange_bytes = 0;     ///< per rank
-  int64_t kv_bytes = 0;           ///< per rank: blocks * block bytes
-  double kv_bytes_per_token = 0;  ///< per rank: of one token of a sequence
-  KvCapacity capacity;            ///< of the KV memory
-  int64_t max_model_len = 0;      ///< longest request, prompt and answer together; at most capacity.tokens
-  int64_t max_num_seqs = 0;       ///< sequences that run at once
+  int64_t weight_bytes = 0;                           ///< per rank, the largest rank
+  int64_t workspace_bytes = 0;                        ///< per rank
+  int64_t exchange_bytes = 0;                         ///< per rank
+  int64_t kv_bytes = 0;                               ///< per rank: blocks * block bytes
+  double kv_bytes_per_token = 0;                      ///< per rank: of one token of a sequence
+  KvCapacity capacity;                                ///< of the KV memory
+  int64_t max_model_len = 0;                          ///< longest request, prompt and answer together; at most capacity.tokens
+  int64_t max_num_seqs = 0;                           ///< sequences that run at once
   DType dtype = DType::bf16, kv_dtype = DType::bf16;  ///< resolved
 };
 
@@ -53,9 +55,12 @@ class Engine {
     std::function<int64_t()> clock;
   };
 
+  /// How the ranks of this process meet the others; where empty, all ranks are threads of this process.
+  using MakeRanks = std::function<LocalRanks(const RankGrid&)>;
+
   /// Loads the model on all ranks and starts the thread. Throws UserError for bad flags or checkpoints, SystemError where the
   /// machine fails.
-  explicit Engine(const EngineConfig& config, Hooks hooks = {});
+  explicit Engine(const EngineConfig& config, Hooks hooks = {}, const MakeRanks& make_ranks = {});
   /// Cancels what runs and ends the threads.
   ~Engine();
 
@@ -71,7 +76,8 @@ class Engine {
     Refusal refusal = Refusal::none;
   };
   /// Queues a request. Throws UserError as check_request(). Refused with a reason, and nothing kept, where the queue is at its
-  /// bound (--max-queued-requests, --max-queued-tokens), the engine drains or has failed.
+  /// bound (--max-queued-requests, --max-queued-tokens), the engine drains or has failed. An empty queue takes a prompt of any
+  /// length.
   Submitted submit(Request request);
   /// Ends a request within one step. Unknown and ended ids are fine.
   void cancel(uint64_t id);
@@ -82,7 +88,8 @@ class Engine {
   std::string failure() const;
   void reset_prefix_cache();
 
-  /// Submits all, waits for all; the queue bounds do not count. Throws SystemError if the engine fails.
+  /// Submits all at once and waits for all; the queue bounds do not count. Throws UserError as check_request() before any of
+  /// them is queued, SystemError if the engine fails or drains.
   std::vector<std::shared_ptr<RequestStream>> run(std::vector<Request> requests);
 
  private:

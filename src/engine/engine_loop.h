@@ -43,9 +43,13 @@ class EngineLoop {
   /// A checked request with everything that it needs while it runs, made by the submitting thread so that the engine thread
   /// allocates nothing for it.
   struct Submission;
-  static std::unique_ptr<Submission> prepare(Request request, std::shared_ptr<RequestStream> stream, const Options& options);
+  struct DropSubmission {
+    void operator()(Submission* submission) const;
+  };
+  using SubmissionPtr = std::unique_ptr<Submission, DropSubmission>;
+  static SubmissionPtr prepare(Request request, std::shared_ptr<RequestStream> stream, const Options& options);
 
-  void add(std::unique_ptr<Submission> submission, int64_t now_us);
+  void add(SubmissionPtr submission, int64_t now_us);
   /// Ends what is left of the request before the next step. Unknown and ended ids are fine.
   void cancel(uint64_t id, int64_t now_us);
   /// Runs one step. False if nothing waits or runs. Throws what the runner throws; fail_all() is then the way out.

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string>
 
+#include "base/bytes.h"
 #include "comm/thread_group.h"
 #include "exchange/collective_exchange.h"
 #include "model/decoder.h"
@@ -83,9 +84,11 @@ int64_t workspace_of(const ModelConfig& model, const RankGrid& grid, const StepL
 
 }  // namespace
 
-ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, int64_t memory_per_rank, Ops& ops) {
+ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, Ops& ops) {
   require_positive("--max-num-seqs", config.max_num_seqs);
   require_positive("--max-num-batched-tokens", config.max_num_batched_tokens);
+  if (config.memory_per_rank > 0 && config.kv_cache_memory_bytes > 0)
+    throw UserError("--memory-per-rank and --kv-cache-memory-bytes both say how much KV there is: give one of them");
   const RankGrid grid({.tp = config.tensor_parallel_size,
                        .dcp = config.decode_context_parallel_size,
                        .q_heads = model.q_heads,
@@ -128,6 +131,7 @@ ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, int
                     .kv_bytes_per_token = shape.token_bytes(),
                     .capacity = {},
                     .max_model_len = 0,
+                    .max_num_seqs = limits.sequences,
                     .dtype = dtype,
                     .kv_dtype = dtype};
   if (config.num_gpu_blocks_override > most_blocks(shape)) {
@@ -138,30 +142,29 @@ ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, int
     sizes.capacity = KvCapacity::from_blocks(shape, config.num_gpu_blocks_override);
   } else {
     const int64_t taken = sizes.weight_bytes + sizes.workspace_bytes + sizes.exchange_bytes;
-    const int64_t kv_bytes = memory_per_rank > 0                ? memory_per_rank - taken
+    const int64_t kv_bytes = config.memory_per_rank > 0         ? config.memory_per_rank - taken
                              : config.kv_cache_memory_bytes > 0 ? config.kv_cache_memory_bytes
                                                                 : default_kv_bytes(config, shape, longest);
     if (kv_bytes < shape.block_bytes()) {
       throw UserError(
-          "no room for KV: {} bytes a rank are left for it and one block of {} tokens takes {} (weights {}, workspaces {}, "
-          "exchange "
-          "buffers {} bytes)",
-          std::max<int64_t>(kv_bytes, 0), shape.layout.virtual_tokens(), shape.block_bytes(), sizes.weight_bytes,
-          sizes.workspace_bytes, sizes.exchange_bytes);
+          "no room for KV: a rank has {} left for it, and one block of {} tokens takes {}; weights take {}, workspaces {}, "
+          "exchange buffers {}",
+          exact_bytes(std::max<int64_t>(kv_bytes, 0)), shape.layout.virtual_tokens(), exact_bytes(shape.block_bytes()),
+          readable_bytes(sizes.weight_bytes), readable_bytes(sizes.workspace_bytes), readable_bytes(sizes.exchange_bytes));
     }
     sizes.capacity = KvCapacity::from_bytes(shape, std::min(kv_bytes, most_blocks(shape) * shape.block_bytes()));
   }
   sizes.kv_bytes = sizes.capacity.blocks * shape.block_bytes();
   const int64_t used = sizes.weight_bytes + sizes.workspace_bytes + sizes.exchange_bytes + sizes.kv_bytes;
-  if (memory_per_rank > 0 && used > memory_per_rank) {
-    throw UserError("--num-gpu-blocks-override does not fit: {} blocks and the rest need {} bytes a rank, there are {}",
-                    sizes.capacity.blocks, used, memory_per_rank);
+  if (config.memory_per_rank > 0 && used > config.memory_per_rank) {
+    throw UserError(
+        "--num-gpu-blocks-override does not fit --memory-per-rank: {} blocks and the rest need {} a rank, there are {}",
+        sizes.capacity.blocks, exact_bytes(used), exact_bytes(config.memory_per_rank));
   }
   if (config.max_model_len > sizes.capacity.tokens) {
-    throw UserError(
-        "--max-model-len does not fit in the KV memory: {} tokens need {} bytes a rank, there are {} for {} tokens; {}",
-        config.max_model_len, shape.layout.blocks_for(config.max_model_len) * shape.block_bytes(), sizes.kv_bytes,
-        sizes.capacity.tokens, ways_to_more_tokens(model, grid));
+    throw UserError("--max-model-len does not fit in the KV memory: {} tokens need {} a rank, there are {} for {} tokens; {}",
+                    config.max_model_len, exact_bytes(shape.layout.blocks_for(config.max_model_len) * shape.block_bytes()),
+                    exact_bytes(sizes.kv_bytes), sizes.capacity.tokens, ways_to_more_tokens(model, grid));
   }
   sizes.max_model_len = std::min(longest, sizes.capacity.tokens);
   return {.grid = grid, .limits = limits, .shape = shape, .sizes = sizes};
@@ -173,15 +176,15 @@ void require_memory(const ResolvedConfig& resolved) {
   const int64_t rank = sizes.weight_bytes + sizes.workspace_bytes + sizes.exchange_bytes + sizes.kv_bytes;
   if (rank <= available / tp) return;
   throw UserError(
-      "this machine has not enough memory: {} ranks of {} bytes (weights {}, workspaces {}, exchange buffers {}, KV {}), {} "
-      "bytes are "
-      "available; lower --kv-cache-memory-bytes, --max-num-batched-tokens or --num-gpu-blocks-override",
-      tp, rank, sizes.weight_bytes, sizes.workspace_bytes, sizes.exchange_bytes, sizes.kv_bytes, available);
+      "this machine has not enough memory: {} ranks of {} (weights {}, workspaces {}, exchange buffers {}, KV {}), and {} "
+      "available; lower --memory-per-rank, --kv-cache-memory-bytes, --max-num-batched-tokens or --num-gpu-blocks-override",
+      tp, exact_bytes(rank), readable_bytes(sizes.weight_bytes), readable_bytes(sizes.workspace_bytes),
+      readable_bytes(sizes.exchange_bytes), readable_bytes(sizes.kv_bytes), exact_bytes(available));
 }
 
-EngineSizes engine_sizes(const ModelConfig& model, const EngineConfig& config, int64_t memory_per_rank) {
+EngineSizes engine_sizes(const ModelConfig& model, const EngineConfig& config) {
   const auto ops = make_cpu_ops(1);
-  return resolve(model, config, memory_per_rank, *ops).sizes;
+  return resolve(model, config, *ops).sizes;
 }
 
 }  // namespace weft

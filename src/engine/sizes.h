@@ -16,7 +16,7 @@ struct ResolvedConfig {
 
 /// The one place where flags, model and memory become sizes: Engine and engine_sizes() both use it. `ops` only answers how
 /// large packed matrices are.
-ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, int64_t memory_per_rank, Ops& ops);
+ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, Ops& ops);
 
 /// Throws UserError where all ranks together need more than this machine can still give: memory is only taken when it is first
 /// written, so the system would end the process in the middle of a run instead.
