@@ -298,6 +298,7 @@ void Engine::Parts::end_with_error(const New& added, const std::string& why) {
 
 Engine::Engine(const EngineConfig& config, Hooks hooks, const MakeRanks& make_ranks)
     : parts_(std::make_unique<Parts>(config, std::move(hooks), make_ranks)) {}
+Engine::Engine(const EngineConfig& config) : Engine(config, {}) {}
 Engine::~Engine() = default;
 
 const ModelConfig& Engine::model() const { return parts_->model; }

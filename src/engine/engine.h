@@ -47,12 +47,12 @@ class Engine {
   struct Hooks {
     /// Called on the engine thread after each step that appended events, and when a request ends otherwise. Must not block or
     /// allocate: wake somebody.
-    std::function<void()> progress;
+    std::function<void()> progress = {};
     /// Called on the engine thread after each step: for every running sequence its request id and the KV tokens of each DCP
     /// rank.
-    std::function<void(uint64_t id, std::span<const int64_t> rank_tokens)> shares;
+    std::function<void(uint64_t id, std::span<const int64_t> rank_tokens)> shares = {};
     /// Microseconds, monotonic; the real clock where empty.
-    std::function<int64_t()> clock;
+    std::function<int64_t()> clock = {};
   };
 
   /// How the ranks of this process meet the others; where empty, all ranks are threads of this process.
@@ -60,7 +60,8 @@ class Engine {
 
   /// Loads the model on all ranks and starts the thread. Throws UserError for bad flags or checkpoints, SystemError where the
   /// machine fails.
-  explicit Engine(const EngineConfig& config, Hooks hooks = {}, const MakeRanks& make_ranks = {});
+  Engine(const EngineConfig& config, Hooks hooks, const MakeRanks& make_ranks = {});
+  explicit Engine(const EngineConfig& config);
   /// Cancels what runs and ends the threads.
   ~Engine();
 

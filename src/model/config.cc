@@ -530,6 +530,7 @@ ModelConfig parse_config(std::string_view text, const std::filesystem::path& pat
 ModelConfig load_config(const std::filesystem::path& model_dir, int num_layers) {
   const std::filesystem::path path = model_dir / "config.json";
   std::error_code error;
+  if (!std::filesystem::exists(model_dir, error)) throw UserError("no such model folder: {}", model_dir.string());
   if (!std::filesystem::is_regular_file(path, error)) {
     throw UserError("no config.json in the model folder, path {}", path.string());
   }

@@ -34,7 +34,8 @@ const std::vector<Command>& commands() {
        .positional = "MODEL",
        .takes_engine_flags = true,
        .options = {{.name = "prompt-ids", .value = "5,6,7", .help = "The prompt.", .required = true},
-                   {.name = "max-tokens", .value = "N", .help = "Tokens to generate; 16 if not given."}}},
+                   {.name = "max-tokens", .value = "N", .help = "Tokens to generate; 16 if not given."},
+                   {.name = "json", .value = "", .help = "The result as JSON."}}},
       {.name = "eval",
        .summary = "Run a file of prompts, and write logits and tokens as safetensors.",
        .positional = "MODEL",
@@ -45,11 +46,7 @@ const std::vector<Command>& commands() {
        .summary = "Sizes and limits of a model under these flags, from its config.json alone.",
        .positional = "MODEL",
        .takes_engine_flags = true,
-       .options = {{.name = "json", .value = "", .help = "As JSON."},
-                   {.name = "memory-per-rank",
-                    .value = "BYTES",
-                    .help =
-                        "A budget for weights, workspaces, exchange buffers and KV of a rank together, also as 80g or 64G."}}},
+       .options = {{.name = "json", .value = "", .help = "As JSON."}}},
       {.name = "flags",
        .summary = "The engine flags.",
        .options = {{.name = "markdown", .value = "", .help = "As docs/flags.md."}}},
@@ -82,6 +79,7 @@ const Command* find_command(const std::string& name) {
       known.push_back("--" + flag.name);
       if (!flag.short_name.empty()) known.push_back("-" + flag.short_name);
       for (const std::string& alias : flag.aliases) known.push_back("--" + alias);
+      if (flag.kind == Flag::Kind::boolean) known.push_back("--no-" + flag.name);
     }
   }
   const std::string spelling = argument.substr(0, argument.find('=')), near = closest(spelling, known);
@@ -90,7 +88,8 @@ const Command* find_command(const std::string& name) {
 
 }  // namespace
 
-Invocation parse_command_line(const std::vector<std::string>& arguments, const Environment& environment) {
+Invocation parse_command_line(const std::vector<std::string>& arguments, const Environment& environment,
+                              const std::vector<std::string>& variables) {
   if (arguments.empty() || arguments.front() == "--help" || arguments.front() == "-h") return {.command = "help"};
   if (arguments.front() == "--version") return {.command = "version"};
   const Command* command = find_command(arguments.front());
@@ -140,6 +139,7 @@ Invocation parse_command_line(const std::vector<std::string>& arguments, const E
     std::vector<std::pair<const Flag*, std::string>> given;
     for (const Flag& flag : engine_flags())
       if (app.count("--" + flag.name) > 0) given.emplace_back(&flag, engine_values[flag.name]);
+    refuse_misspelt_variables(variables);
     out.engine = engine_config(given, environment);
     out.engine.model_dir = positional;
   } else if (command->name == "help" && !positional.empty()) {

@@ -21,8 +21,10 @@ struct Invocation {
 };
 
 /// Reads a command line, program name not included. Throws UserError for what it cannot read: names the argument, and what was
-/// probably meant.
-Invocation parse_command_line(const std::vector<std::string>& arguments, const Environment& environment);
+/// probably meant. `variables` are the names of all environment variables that begin with WEFT_, so that a misspelt one is no
+/// setting that silently does nothing.
+Invocation parse_command_line(const std::vector<std::string>& arguments, const Environment& environment,
+                              const std::vector<std::string>& variables = {});
 
 /// What `weft help` and `weft COMMAND --help` print.
 std::string help_text(const std::string& command);

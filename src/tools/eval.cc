@@ -25,24 +25,26 @@ void require_writable_folder(const std::filesystem::path& file) {
 }  // namespace
 
 void run_eval(const Invocation& invocation) {
-  const std::vector<Prompt> prompts = load_prompts(invocation["prompts"]);
+  const std::vector<Request> requests = load_prompts(invocation["prompts"]);
   const std::filesystem::path out_path = invocation["out"];
   require_writable_folder(out_path);
 
+  require_possible(invocation.engine, requests);
+
   Engine engine(invocation.engine);
   const auto began = std::chrono::steady_clock::now();
-  const std::vector<PromptResult> results = engine.run(prompts);
+  const std::vector<std::shared_ptr<RequestStream>> streams = engine.run(requests);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 
   SafetensorsWriter out;
   size_t read = 0, generated = 0;
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    add_result(engine.model(), prompts[i], results[i], out);
-    read += prompts[i].input_ids.size();
-    generated += results[i].gen_ids.size();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    add_result(engine.model(), requests[i], streams[i]->captured(), out);
+    read += requests[i].prompt.size();
+    generated += streams[i]->captured().argmax_ids.size();
   }
   out.write(out_path);
-  std::puts(fmt::format("{} prompts, {} tokens read and {} generated in {:.2f} s, results in {}", prompts.size(), read,
+  std::puts(fmt::format("{} prompts, {} tokens read and {} generated in {:.2f} s, results in {}", requests.size(), read,
                         generated, seconds, out_path.string())
                 .c_str());
 }

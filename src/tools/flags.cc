@@ -21,6 +21,7 @@ constexpr int64_t kMaxRanks = 1024;
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();  // positions and block ids in a plan
 constexpr int64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 constexpr size_t kHelpWidth = 100;
+constexpr int64_t kBillion = 1'000'000'000;
 
 template <auto Member>
 Flag bound(Flag flag) {
@@ -28,6 +29,14 @@ Flag bound(Flag flag) {
     config.*Member = static_cast<std::remove_reference_t<decltype(config.*Member)>>(value);
   };
   flag.get = [](const EngineConfig& config) { return static_cast<int64_t>(config.*Member); };
+  return flag;
+}
+
+template <auto Member>
+Flag bound_decimal(Flag flag) {
+  flag.kind = Flag::Kind::decimal;
+  flag.set = [](EngineConfig& config, int64_t value) { config.*Member = static_cast<double>(value) / kBillion; };
+  flag.get = [](const EngineConfig& config) { return int64_t{std::llround(config.*Member * kBillion)}; };
   return flag;
 }
 
@@ -40,8 +49,7 @@ Flag::Choice refused(std::string word, std::string why) { return {.word = std::m
 std::vector<Flag> make_flags() {
   using Kind = Flag::Kind;
   using C = EngineConfig;
-  const std::string ranks = "Ranks", memory = "Memory and lengths", model = "Model", machine = "Machine";
-  const std::string no_fp8 = "not in this version; use auto or bfloat16";
+  const std::string ranks = "Ranks", memory = "Memory and lengths", requests = "Requests", model = "Model", machine = "Machine";
   return {
       bound<&C::tensor_parallel_size>({.name = "tensor-parallel-size",
                                        .short_name = "tp",
@@ -77,10 +85,22 @@ std::vector<Flag> make_flags() {
       bound<&C::kv_cache_dtype>(
           {.name = "kv-cache-dtype",
            .group = memory,
-           .help = "Element type of the KV cache; auto is that of the computation.",
+           .help = "Element type of the KV cache; auto is that of the computation, fp8 is e4m3, fp8_ds_mla the 656-byte row of "
+                   "latent attention with scales in it.",
            .kind = Kind::choice,
-           .choices = {choice("auto", KvCacheDType::automatic), choice("bfloat16", KvCacheDType::bf16), refused("fp8", no_fp8),
-                       refused("fp8_e4m3", no_fp8), refused("fp8_ds_mla", no_fp8)}}),
+           .choices = {choice("auto", KvCacheDType::automatic), choice("bfloat16", KvCacheDType::bf16),
+                       choice("fp8", KvCacheDType::fp8), choice("fp8_e4m3", KvCacheDType::fp8),
+                       choice("fp8_ds_mla", KvCacheDType::fp8_ds_mla),
+                       refused("fp8_e5m2",
+                               "not supported: two bits of mantissa are too coarse for keys; use fp8, which is e4m3"),
+                       refused("fp8_inc", "for other devices; use fp8")}}),
+      bound_decimal<&C::kv_cache_scale>({.name = "kv-cache-scale",
+                                         .group = memory,
+                                         .help = "fp8: what stored keys and values are multiplied by to get the real ones, in "
+                                                 "every layer; auto is the checkpoint's, else 1.",
+                                         .min = 1,
+                                         .max = 1'000'000 * kBillion,
+                                         .zero_word = "auto"}),
       bound<&C::max_model_len>(
           {.name = "max-model-len",
            .group = memory,
@@ -97,6 +117,15 @@ std::vector<Flag> make_flags() {
                                          .kind = Kind::size,
                                          .min = 1,
                                          .max = 1 << 24}),
+      bound<&C::memory_per_rank>({.name = "memory-per-rank",
+                                  .group = memory,
+                                  .help =
+                                      "Budget of each rank for weights, workspaces, exchange buffers and KV together; none: KV "
+                                      "as kv-cache-memory-bytes says.",
+                                  .kind = Kind::size,
+                                  .min = 1,
+                                  .max = kMaxInt64,
+                                  .zero_word = "none"}),
       bound<&C::kv_cache_memory_bytes>(
           {.name = "kv-cache-memory-bytes",
            .group = memory,
@@ -113,6 +142,36 @@ std::vector<Flag> make_flags() {
                                           .min = 1,
                                           .max = kMaxInt32,
                                           .zero_word = "auto"}),
+      bound<&C::enable_prefix_caching>(
+          {.name = "enable-prefix-caching",
+           .group = requests,
+           .help = "Compute a prefix that several requests share only once, while its KV is there.",
+           .kind = Kind::boolean}),
+      bound<&C::batch_invariant>(
+          {.name = "batch-invariant",
+           .group = requests,
+           .help = "The same bits for a request whatever runs beside it and whatever was cached; slower.",
+           .kind = Kind::boolean}),
+      bound_decimal<&C::tpot_target_ms>(
+          {.name = "tpot-target-ms",
+           .group = requests,
+           .help =
+               "Milliseconds that a step with decoding sequences should take at most: prefill chunks beside them are sized so.",
+           .min = kBillion / 1000,
+           .max = 3'600'000 * kBillion,
+           .zero_word = "none"}),
+      bound<&C::max_queued_requests>({.name = "max-queued-requests",
+                                      .group = requests,
+                                      .help = "Requests that may wait for their turn; one more is refused.",
+                                      .min = 1,
+                                      .max = 1 << 20}),
+      bound<&C::max_queued_tokens>({.name = "max-queued-tokens",
+                                    .group = requests,
+                                    .help = "Prompt tokens of those, at most; a request that waits alone may have more.",
+                                    .kind = Kind::size,
+                                    .min = 1,
+                                    .max = kMaxInt64,
+                                    .zero_word = "none"}),
       bound<&C::dtype>(
           {.name = "dtype",
            .group = model,
@@ -132,7 +191,11 @@ std::vector<Flag> make_flags() {
                              .min = 1,
                              .max = 1 << 16,
                              .zero_word = "all"}),
-      bound<&C::seed>({.name = "seed", .group = model, .help = "Of dummy weights.", .min = 0, .max = kMaxInt64}),
+      bound<&C::seed>({.name = "seed",
+                       .group = model,
+                       .help = "Of dummy weights, and of requests that name no seed.",
+                       .min = 0,
+                       .max = kMaxInt64}),
       bound<&C::device>({.name = "device",
                          .group = machine,
                          .help = "What the ranks compute on.",
@@ -164,6 +227,30 @@ std::string in_quotes(std::string_view text) {
 bool parse_integer(std::string_view text, int64_t& value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && end == text.data() + text.size();
+}
+
+/// Digits, or digits, a point and up to nine more, in billionths.
+bool parse_decimal(std::string_view text, int64_t& value) {
+  const size_t point = std::min(text.find('.'), text.size());
+  int64_t whole = 0, fraction = 0, place = kBillion;
+  if (point == 0 || text.front() == '-' || !parse_integer(text.substr(0, point), whole) || whole > kMaxInt64 / kBillion - 1)
+    return false;
+  if (point + 1 == text.size()) return false;
+  for (const char digit : text.substr(std::min(point + 1, text.size()))) {
+    if (digit < '0' || digit > '9' || place == 1) return false;
+    place /= 10;
+    fraction += place * (digit - '0');
+  }
+  value = whole * kBillion + fraction;
+  return true;
+}
+
+/// Billionths as a user would write them: "0.25".
+std::string decimal_text(int64_t value) {
+  std::string out = fmt::format("{}.{:09}", value / kBillion, value % kBillion);
+  out.erase(out.find_last_not_of('0') + 1);
+  if (out.back() == '.') out.pop_back();
+  return out;
 }
 
 std::string dashes(std::string_view name) {
@@ -215,6 +302,7 @@ std::vector<std::string> spellings(const Flag& flag) {
   if (!flag.short_name.empty()) out.push_back("-" + flag.short_name);
   out.push_back("--" + flag.name);
   for (const std::string& alias : flag.aliases) out.push_back("--" + alias);
+  if (flag.kind == Flag::Kind::boolean) out.push_back("--no-" + flag.name);
   return out;
 }
 
@@ -244,6 +332,11 @@ std::string Flag::accepted() const {
       if (choice.refusal.empty()) words.push_back(choice.word);
     return alternatives(words);
   }
+  if (kind == Kind::boolean) return "true or false";
+  if (kind == Kind::decimal) {
+    const std::string out = fmt::format("{} to {}", decimal_text(min), decimal_text(max));
+    return zero_word.empty() ? out : out + ", or " + zero_word;
+  }
   std::string out = max == kMaxInt64 ? fmt::format("{} or more", min) : fmt::format("{} to {}", min, max);
   if (kind == Kind::size) out += ", also as 32k or 1M";
   if (!zero_word.empty()) out += ", or " + zero_word;
@@ -257,7 +350,9 @@ std::string Flag::default_text() const {
     WEFT_CHECK(it != choices.end()) << "default of --" << name;
     return it->word;
   }
-  return value == 0 && !zero_word.empty() ? zero_word : std::to_string(value);
+  if (kind == Kind::boolean) return value != 0 ? "true" : "false";
+  if (value == 0 && !zero_word.empty()) return zero_word;
+  return kind == Kind::decimal ? decimal_text(value) : std::to_string(value);
 }
 
 int64_t Flag::parse(std::string_view text, std::string_view spelling) const {
@@ -269,8 +364,18 @@ int64_t Flag::parse(std::string_view text, std::string_view spelling) const {
     }
     throw UserError("{} must be {}: got {}", spelling, accepted(), in_quotes(text));
   }
+  if (kind == Kind::boolean) {
+    if (text == "true" || text == "1") return 1;
+    if (text == "false" || text == "0") return 0;
+    throw UserError("{} must be {}: got {}", spelling, accepted(), in_quotes(text));
+  }
   if (!zero_word.empty() && text == zero_word) return 0;
   int64_t value = 0;
+  if (kind == Kind::decimal) {
+    if (!parse_decimal(text, value) || value < min || value > max)
+      throw UserError("{} must be a number, {}: got {}", spelling, accepted(), in_quotes(text));
+    return value;
+  }
   const bool is_number = kind == Kind::size ? parse_size(text, value) : parse_integer(text, value);
   if (!is_number || value < min || value > max)
     throw UserError("{} must be a whole number, {}: got {}", spelling, accepted(), in_quotes(text));
@@ -340,6 +445,18 @@ EngineConfig engine_config(const std::vector<std::pair<const Flag*, std::string>
   return config;
 }
 
+void refuse_misspelt_variables(const std::vector<std::string>& variables) {
+  constexpr std::string_view kPrefix = "WEFT_";
+  std::vector<std::string> known;
+  for (const Flag& flag : engine_flags()) known.push_back(flag.environment().substr(kPrefix.size()));
+  for (const std::string& variable : variables) {
+    const std::string name = variable.substr(std::min(kPrefix.size(), variable.size()));
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    if (const std::string near = closest(name, known); !near.empty())
+      throw UserError("unknown variable {}: did you mean {}{}?", variable, kPrefix, near);
+  }
+}
+
 std::vector<std::string> plain_arguments(const std::vector<std::string>& arguments) {
   std::vector<std::string> out;
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -357,8 +474,14 @@ std::vector<std::string> plain_arguments(const std::vector<std::string>& argumen
     const std::string name = dashes(std::string_view(argument).substr(start, equals - start));
     const Flag* flag = find_flag(name);
     const bool is_short = flag != nullptr && name == flag->short_name;
-    if (flag == nullptr || is_short != (start == 1)) {
+    const Flag* negated = name.starts_with("no-") ? find_flag(std::string_view(name).substr(3)) : nullptr;
+    if (negated != nullptr && negated->kind == Flag::Kind::boolean && start == 2) {
+      if (equals < argument.size()) throw UserError("{} takes no value", argument.substr(0, equals));
+      out.push_back("--" + negated->name + "=false");
+    } else if (flag == nullptr || is_short != (start == 1)) {
       out.push_back(start == 2 ? "--" + name + argument.substr(equals) : argument);
+    } else if (flag->kind == Flag::Kind::boolean && equals == argument.size()) {
+      out.push_back("--" + flag->name + "=true");
     } else if (equals < argument.size()) {
       out.push_back("--" + flag->name + argument.substr(equals));
     } else if (i + 1 < arguments.size()) {

@@ -17,6 +17,8 @@ struct Flag {
   enum class Kind : uint8_t {
     integer,  ///< a whole number
     size,     ///< a whole number that may end in k, m, g (powers of 1000) or K, M, G (powers of 1024)
+    decimal,  ///< a number with up to nine decimals; its value is in billionths
+    boolean,  ///< --NAME or --no-NAME, without a value; true or false in a variable
     choice,   ///< one of some words
   };
   struct Choice {
@@ -30,8 +32,8 @@ struct Flag {
   std::vector<std::string> aliases = {};
   std::string group, help;
   Kind kind = Kind::integer;
-  int64_t min = 0, max = 0;    ///< integer and size
-  std::string zero_word = {};  ///< the word for 0, where 0 lets Weft choose: "auto", "all"
+  int64_t min = 0, max = 0;    ///< integer, size and decimal
+  std::string zero_word = {};  ///< the word for 0, where 0 is no number: "auto", "all", "none"
   std::vector<Choice> choices = {};
 
   void (*set)(EngineConfig&, int64_t) = nullptr;
@@ -61,9 +63,12 @@ using Environment = std::function<const char*(const char*)>;
 /// default. Throws UserError.
 EngineConfig engine_config(const std::vector<std::pair<const Flag*, std::string>>& given, const Environment& environment);
 
+/// Throws UserError where one of `variables`, names that begin with WEFT_, is no flag's but is spelled much like one.
+void refuse_misspelt_variables(const std::vector<std::string>& variables);
+
 /// Rewrites what argv may hold and CLI11 cannot read into "--name=value" of the table's names: -tp 4, -tp=4, aliases,
-/// underscores for dashes, values that begin with a dash. Other arguments stay as they are. Throws UserError for an engine flag
-/// without a value.
+/// underscores for dashes, values that begin with a dash, --no-NAME. Other arguments stay as they are. Throws UserError for an
+/// engine flag without a value.
 std::vector<std::string> plain_arguments(const std::vector<std::string>& arguments);
 
 /// The candidate that is spelled most like `word`, or "" if none is close.

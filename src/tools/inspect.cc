@@ -5,35 +5,15 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "base/check.h"
+#include "base/bytes.h"
 #include "engine/engine.h"
 #include "tools/commands.h"
 
 namespace weft {
-namespace {
-
-int64_t memory_per_rank(const Invocation& invocation) {
-  if (!invocation.has("memory-per-rank")) return 0;
-  int64_t bytes = 0;
-  if (!parse_size(invocation["memory-per-rank"], bytes) || bytes < 1)
-    throw UserError("--memory-per-rank must be a number of bytes such as 80g or 64G: got {}", invocation["memory-per-rank"]);
-  return bytes;
-}
-
-std::string readable(int64_t bytes) {
-  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
-}
-
-}  // namespace
-
 void run_inspect(const Invocation& invocation) {
   const EngineConfig& config = invocation.engine;
   const ModelConfig model = load_config(config.model_dir, config.num_layers);
-  const EngineSizes sizes = engine_sizes(model, config, memory_per_rank(invocation));
+  const EngineSizes sizes = engine_sizes(model, config);
   const int heads = model.q_heads, kv_heads = model.grid_kv_heads(), tp = config.tensor_parallel_size;
   const std::vector<int> legal_tp = RankGrid::legal_tp(heads, kv_heads, heads);
   const std::vector<int> legal_dcp = RankGrid::legal_dcp(heads, kv_heads, tp);
@@ -61,6 +41,7 @@ void run_inspect(const Invocation& invocation) {
     out["capacity_blocks"] = sizes.capacity.blocks;
     out["capacity_tokens"] = sizes.capacity.tokens;
     out["max_model_len"] = sizes.max_model_len;
+    out["max_num_seqs"] = sizes.max_num_seqs;
     out["legal_tensor_parallel_sizes"] = legal_tp;
     out["legal_decode_context_parallel_sizes"] = legal_dcp;
     std::puts(out.dump(2).c_str());
@@ -74,9 +55,9 @@ void run_inspect(const Invocation& invocation) {
   text += fmt::format("\nper rank, {}:\n", to_string(sizes.dtype));
   for (const auto& [name, bytes] : {std::pair{"weights", sizes.weight_bytes}, std::pair{"workspaces", sizes.workspace_bytes},
                                     std::pair{"exchange buffers", sizes.exchange_bytes}, std::pair{"KV cache", sizes.kv_bytes}})
-    text += fmt::format("  {:18}{:>12}\n", name, readable(bytes));
+    text += fmt::format("  {:18}{:>12}\n", name, readable_bytes(bytes));
   text += fmt::format("  {:18}{:>10.0f} B\n", "KV of a token", sizes.kv_bytes_per_token);
-  text += fmt::format("\nroom for {} tokens in {} blocks; longest sequence {}\n", sizes.capacity.tokens, sizes.capacity.blocks,
+  text += fmt::format("\nroom for {} tokens in {} blocks; longest request {}\n", sizes.capacity.tokens, sizes.capacity.blocks,
                       sizes.max_model_len);
   std::fputs(text.c_str(), stdout);
 }

@@ -1,8 +1,11 @@
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/check.h"
@@ -13,6 +16,16 @@
 namespace {
 
 constexpr int kFailed = 1, kRefused = 2;
+
+/// The names of this process's variables that begin with WEFT_.
+std::vector<std::string> weft_variables() {
+  std::vector<std::string> names;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    if (text.starts_with("WEFT_")) names.emplace_back(text.substr(0, text.find('=')));
+  }
+  return names;
+}
 
 void run(const weft::Invocation& invocation) {
   const std::string& command = invocation.command;
@@ -31,8 +44,8 @@ void run(const weft::Invocation& invocation) {
 int main(int argc, char** argv) {
   weft::log::start();
   try {
-    run(weft::parse_command_line(std::vector<std::string>(argv + 1, argv + argc),
-                                 [](const char* name) { return std::getenv(name); }));
+    run(weft::parse_command_line(
+        std::vector<std::string>(argv + 1, argv + argc), [](const char* name) { return std::getenv(name); }, weft_variables()));
     // A full disk shows here at the latest: results that nobody got are no success.
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw weft::SystemError("cannot write to standard output");
     return 0;

@@ -80,28 +80,32 @@ std::string to_name(const Json& value, const Place& place) {
   return name;
 }
 
-Prompt to_prompt(const Json& value, const Place& place) {
+Request to_request(const Json& value, const Place& place) {
   require_known(value, {"name", "input_ids", "generate", "forced_ids", "all_logits", "record"}, place);
   for (const char* field : {"name", "input_ids"})
     if (!value.contains(field)) place.refuse("lacks {}", field);
-  Prompt prompt;
-  prompt.name = to_name(value["name"], place / "name");
-  prompt.input_ids = to_ids(value["input_ids"], place / "input_ids");
-  if (prompt.input_ids.empty()) (place / "input_ids").refuse("must hold at least one token id");
-  if (value.contains("forced_ids")) prompt.forced_ids = to_ids(value["forced_ids"], place / "forced_ids");
-  prompt.generate =
-      value.contains("generate") ? to_int32(value["generate"], place / "generate") : static_cast<int>(prompt.forced_ids.size());
-  if (!prompt.forced_ids.empty() && prompt.forced_ids.size() < static_cast<size_t>(prompt.generate))
-    (place / "forced_ids")
-        .refuse("holds {} ids for {} generated tokens: it needs one each", prompt.forced_ids.size(), prompt.generate);
+  Request request;
+  request.sampling.temperature = 0;
+  request.ignore_eos = true;
+  request.label = to_name(value["name"], place / "name");
+  request.prompt = to_ids(value["input_ids"], place / "input_ids");
+  if (request.prompt.empty()) (place / "input_ids").refuse("must hold at least one token id");
+  if (value.contains("forced_ids")) request.forced_ids = to_ids(value["forced_ids"], place / "forced_ids");
+  const size_t forced = request.forced_ids.size();
+  request.max_tokens =
+      value.contains("generate") ? to_int32(value["generate"], place / "generate") : static_cast<int64_t>(forced);
+  const auto generate = static_cast<size_t>(request.max_tokens);
+  if (forced > 0 && forced < generate)
+    (place / "forced_ids").refuse("holds {} ids for {} generated tokens: it needs one each", forced, generate);
+  request.forced_ids.resize(std::min(forced, generate));
   if (value.contains("all_logits")) {
     if (!value["all_logits"].is_boolean())
       (place / "all_logits").refuse("must be true or false: got {}", shown(value["all_logits"]));
-    prompt.all_logits = value["all_logits"].get<bool>();
+    request.capture.all_logits = value["all_logits"].get<bool>();
   }
-  if (value.contains("record")) prompt.record = to_record(value["record"], place / "record");
-  prompt.want_logits = true;
-  return prompt;
+  if (value.contains("record")) request.capture.record = to_record(value["record"], place / "record");
+  request.capture.want_logits = true;
+  return request;
 }
 
 template <typename T>
@@ -115,24 +119,25 @@ void add(SafetensorsWriter& out, std::string name, const std::vector<T>& values,
 
 }  // namespace
 
-std::vector<Prompt> parse_prompts(std::string_view text, std::string_view path) {
+std::vector<Request> parse_prompts(std::string_view text, std::string_view path) {
   const Json file = parse_strict_json(text, "prompts", path, kMaxDepth);
   const Place root{path, "the file"};
   require_known(file, {"prompts"}, root);
   if (!file.contains("prompts")) root.refuse("lacks prompts");
   const Json& list = file["prompts"];
   if (!list.is_array() || list.empty()) root.refuse("must hold a list of at least one prompt: prompts is {}", shown(list));
-  std::vector<Prompt> prompts;
+  std::vector<Request> requests;
   std::set<std::string> names;
   for (const Json& item : list) {
-    const Place place{path, fmt::format("prompts[{}]", prompts.size())};
-    prompts.push_back(to_prompt(item, place));
-    if (!names.insert(prompts.back().name).second) place.refuse("has the name of an earlier prompt: {}", prompts.back().name);
+    const Place place{path, fmt::format("prompts[{}]", requests.size())};
+    requests.push_back(to_request(item, place));
+    if (!names.insert(requests.back().label).second)
+      place.refuse("has the name of an earlier prompt: {}", requests.back().label);
   }
-  return prompts;
+  return requests;
 }
 
-std::vector<Prompt> load_prompts(const std::filesystem::path& path) {
+std::vector<Request> load_prompts(const std::filesystem::path& path) {
   std::error_code error;
   // Asked first: opening a pipe waits for its writer, and its size is not known.
   if (!std::filesystem::is_regular_file(path, error))
@@ -148,17 +153,24 @@ std::vector<Prompt> load_prompts(const std::filesystem::path& path) {
   return parse_prompts(text, path.string());
 }
 
-void add_result(const ModelConfig& model, const Prompt& prompt, const PromptResult& result, SafetensorsWriter& out) {
-  const auto length = static_cast<int64_t>(prompt.input_ids.size());
+void require_possible(const EngineConfig& config, const std::vector<Request>& requests) {
+  const ModelConfig model = load_config(config.model_dir, config.num_layers);
+  const EngineSizes sizes = engine_sizes(model, config);
+  for (const Request& request : requests) check_request(request, model, sizes);
+}
+
+void add_result(const ModelConfig& model, const Request& request, const Captured& captured, SafetensorsWriter& out) {
+  const auto length = static_cast<int64_t>(request.prompt.size());
   const int64_t vocab = model.vocab;
-  add(out, prompt.name + ".last_logits", result.last_logits, {vocab});
-  add(out, prompt.name + ".gen_ids", result.gen_ids, {prompt.generate});
-  add(out, prompt.name + ".gen_logits", result.gen_logits, {prompt.generate, vocab});
-  if (prompt.all_logits) add(out, prompt.name + ".logits", result.logits, {length, vocab});
-  for (size_t i = 0; i < result.hidden.size(); ++i)
-    add(out, fmt::format("{}.hidden{}", prompt.name, i), result.hidden[i], {length, model.hidden});
-  for (const StepResult::RouterRecord& router : result.router) {
-    const std::string name = fmt::format("{}.router.layer{}", prompt.name, router.layer);
+  const std::string& label = request.label;
+  add(out, label + ".last_logits", captured.last_logits, {vocab});
+  add(out, label + ".gen_ids", captured.argmax_ids, {request.max_tokens});
+  add(out, label + ".gen_logits", captured.gen_logits, {request.max_tokens, vocab});
+  if (request.capture.all_logits) add(out, label + ".logits", captured.logits, {length, vocab});
+  for (size_t i = 0; i < captured.hidden.size(); ++i)
+    add(out, fmt::format("{}.hidden{}", label, i), captured.hidden[i], {length, model.hidden});
+  for (const StepResult::RouterRecord& router : captured.router) {
+    const std::string name = fmt::format("{}.router.layer{}", label, router.layer);
     add(out, name + ".experts", router.experts, {length, router.top_k});
     add(out, name + ".weights", router.weights, {length, router.top_k});
   }
