@@ -49,9 +49,11 @@ void BlockPool::mark(BlockId block) {
 
 void BlockPool::unmark(BlockId block) {
   Block& b = at(block);
-  if (!std::exchange(b.marked, false) || !b.listed) return;
-  unlist(block);
-  list(block);
+  if (!b.marked) return;
+  const bool listed = b.listed;
+  if (listed) unlist(block);
+  b.marked = false;
+  if (listed) list(block);
 }
 
 void BlockPool::pin(BlockId block) {
@@ -82,6 +84,7 @@ void BlockPool::list(BlockId block) {
   (b.previous == kNone ? first_ : at(BlockId{b.previous}).next) = id;
   (b.next == kNone ? last_ : at(BlockId{b.next}).previous) = id;
   ++available_;
+  if (b.marked) ++cached_;
 }
 
 void BlockPool::unlist(BlockId block) {
@@ -91,10 +94,11 @@ void BlockPool::unlist(BlockId block) {
   b.previous = b.next = kNone;
   b.listed = false;
   --available_;
+  if (b.marked) --cached_;
 }
 
 void BlockPool::check_invariants() const {
-  int64_t listed = 0;
+  int64_t listed = 0, cached = 0;
   int32_t previous = kNone;
   for (int32_t id = first_; id != kNone; previous = std::exchange(id, at(BlockId{id}).next)) {
     const Block& b = at(BlockId{id});
@@ -102,9 +106,11 @@ void BlockPool::check_invariants() const {
     WEFT_CHECK_EQ(b.previous, previous) << "before block " << id;
     WEFT_CHECK(previous == kNone || b.marked || !at(BlockId{previous}).marked) << "free block " << id << " after a cached one";
     WEFT_CHECK_LE(++listed, size()) << "the free list is a ring";
+    if (b.marked) ++cached;
   }
   WEFT_CHECK_EQ(last_, previous);
   WEFT_CHECK_EQ(listed, available_);
+  WEFT_CHECK_EQ(cached, cached_);
   for (int32_t id = 0; id < size(); ++id) {
     const Block& b = at(BlockId{id});
     WEFT_CHECK(b.refs >= 0 && b.pins >= 0) << "block " << id;

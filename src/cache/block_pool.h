@@ -34,6 +34,8 @@ class BlockPool {
   int64_t size() const { return static_cast<int64_t>(blocks_.size()); }
   /// Blocks that allocate() can return: the free and the cached ones.
   int64_t available() const { return available_; }
+  /// Those of them whose content is worth finding again.
+  int64_t cached() const { return cached_; }
   BlockState state(BlockId block) const;
 
   /// Takes the block that is next to be evicted, with one reference and no mark, or nullopt if none is available: running out
@@ -74,7 +76,7 @@ class BlockPool {
   std::vector<Block> blocks_;
   std::function<void(BlockId)> on_evict_;
   int32_t first_ = kNone, last_ = kNone;
-  int64_t available_ = 0;
+  int64_t available_ = 0, cached_ = 0;
 };
 
 }  // namespace weft

@@ -9,11 +9,13 @@
 namespace weft {
 
 /// The blocks held by one sequence, in the order of its tokens: block i holds virtual block number i. Owns one reference to
-/// each and drops them when it goes. Move-only. The pool outlives it.
+/// each and drops them when it goes. Move-only. The pool outlives it. A table that is made without a pool is given one before
+/// its first block.
 ///
 /// Thread: engine thread only.
 class BlockTable {
  public:
+  BlockTable() = default;
   explicit BlockTable(BlockPool& pool) : pool_(&pool) {}
   ~BlockTable() { clear(); }
   BlockTable(BlockTable&& other) noexcept : pool_(other.pool_), blocks_(std::exchange(other.blocks_, {})) {}
@@ -23,6 +25,11 @@ class BlockTable {
     pool_ = other.pool_;
     blocks_ = std::exchange(other.blocks_, {});
     return *this;
+  }
+
+  void set_pool(BlockPool& pool) {
+    WEFT_CHECK(blocks_.empty()) << "a table with " << blocks_.size() << " blocks changes its pool";
+    pool_ = &pool;
   }
 
   std::span<const BlockId> blocks() const { return blocks_; }
@@ -51,7 +58,7 @@ class BlockTable {
   }
 
  private:
-  BlockPool* pool_;
+  BlockPool* pool_ = nullptr;
   std::vector<BlockId> blocks_;
 };
 

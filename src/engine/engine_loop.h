@@ -13,6 +13,7 @@
 #include "engine/request.h"
 #include "engine/scheduler.h"
 #include "engine/step_runner.h"
+#include "engine/submission.h"
 
 namespace weft {
 
@@ -40,13 +41,8 @@ class EngineLoop {
   EngineLoop(const Options& options, PlanBuilder& builder, StepRunner& runner, EngineMetrics& metrics);
   ~EngineLoop();
 
-  /// A checked request with everything that it needs while it runs, made by the submitting thread so that the engine thread
-  /// allocates nothing for it.
-  struct Submission;
-  struct DropSubmission {
-    void operator()(Submission* submission) const;
-  };
-  using SubmissionPtr = std::unique_ptr<Submission, DropSubmission>;
+  using SubmissionPtr = std::unique_ptr<Submission>;
+  /// Takes the memory that a checked request needs while it runs. Any thread may call it.
   static SubmissionPtr prepare(Request request, std::shared_ptr<RequestStream> stream, const Options& options);
 
   void add(SubmissionPtr submission, int64_t now_us);

@@ -4,54 +4,145 @@
 
 namespace weft {
 
-Scheduler::Scheduler(BlockPool& pool, BlockLayout layout, Limits limits) : pool_(pool), layout_(layout), limits_(limits) {
+Scheduler::Scheduler(SequenceMemory& memory, const Limits& limits) : memory_(memory), limits_(limits) {
   limits_.sequences = std::min(limits_.sequences, limits_.tokens);  // every running sequence may decode in every step
+  WEFT_CHECK_GE(limits_.sequences, 1);
+  const auto n = static_cast<size_t>(limits_.sequences);
+  running_.reserve(n);
+  chosen_.reserve(n);
+  last_tokens_.reserve(n);
+  free_slots_.reserve(n);
   for (int64_t slot = limits_.sequences; slot-- > 0;) free_slots_.push_back(static_cast<int32_t>(slot));
 }
 
-std::span<const Scheduler::Chosen> Scheduler::next() {
+void Scheduler::add(Sequence& sequence) {
+  sequence.state = SequenceState::waiting_admission;
+  waiting_.push_back(sequence);
+}
+
+void Scheduler::add_first(Sequence& sequence) {
+  sequence.state = SequenceState::waiting_admission;
+  waiting_.push_front(sequence);
+}
+
+std::span<const Scheduler::Chosen> Scheduler::next(int64_t prefill_beside_decodes) {
+  ++steps_;
   chosen_.clear();
-  int64_t budget = limits_.tokens;
-  for (const auto& sequence : running_) {
-    if (sequence->in_prefill()) continue;
-    chosen_.push_back({.sequence = sequence.get(), .tokens = 1});
-    --budget;
+  room_ = {.extra_rows = limits_.choices - 1, .penalty_tokens = limits_.penalty_tokens, .biases = limits_.biases};
+  grow_running();
+  const bool decodes = choose_last_tokens();
+  const int64_t left = limits_.tokens - static_cast<int64_t>(chosen_.size());
+  choose_chunks(decodes ? std::min(left, prefill_beside_decodes) : left);
+  WEFT_CHECK(!chosen_.empty() || (waiting_.empty() && running_.empty())) << "a sequence can never be admitted";
+  return chosen_;
+}
+
+void Scheduler::grow_running() {
+  for (size_t i = 0; i < running_.size(); ++i) {
+    // The last of them may be the sequence itself; then it waits.
+    while (i < running_.size() && !memory_.grow(*running_[i])) preempt(*running_.back());
   }
-  for (size_t i = 0; budget > 0; ++i) {
+}
+
+/// Chooses every sequence that has one token left to compute before it samples, as far as the lists go. Returns whether some
+/// of them decode.
+bool Scheduler::choose_last_tokens() {
+  last_tokens_.clear();
+  Room wanted;
+  for (Sequence* sequence : running_) {
+    if (sequence->pending() != 1) continue;
+    const SamplingNeed need = sampling_need(*sequence);
+    wanted.penalty_tokens += need.penalty_tokens;
+    wanted.biases += need.biases;
+    last_tokens_.push_back(sequence);
+  }
+  if (wanted.penalty_tokens > room_.penalty_tokens || wanted.biases > room_.biases) {
+    std::sort(last_tokens_.begin(), last_tokens_.end(), [](const Sequence* a, const Sequence* b) {
+      return a->last_step != b->last_step ? a->last_step < b->last_step : a->admission < b->admission;
+    });
+  }
+  bool decodes = false;
+  for (Sequence* sequence : last_tokens_) {
+    if (!room_.take(sampling_need(*sequence))) continue;
+    decodes |= sequence->decoding();
+    choose(*sequence, 1);
+  }
+  return decodes;
+}
+
+void Scheduler::choose_chunks(int64_t tokens) {
+  for (size_t i = 0; tokens > 0; ++i) {
     const bool fresh = i == running_.size();
     if (fresh && !admit_one()) break;
     Sequence& sequence = *running_[i];
-    if (!sequence.in_prefill()) continue;
-    const int64_t tokens = std::min(budget, sequence.prompt_tokens - sequence.cached);
-    chosen_.push_back({.sequence = &sequence, .tokens = tokens, .admitted_now = fresh});
-    budget -= tokens;
+    const int64_t pending = sequence.pending();
+    if (pending == 1 && !fresh) continue;
+    int64_t chunk = std::min(tokens, pending);
+    // Without room to sample at the end, the last token waits.
+    if (chunk == pending && !room_.take(sampling_need(sequence))) --chunk;
+    if (chunk == 0) continue;
+    choose(sequence, chunk);
+    tokens -= chunk;
   }
-  for (const Chosen& chosen : chosen_) chosen.sequence->state = SequenceState::in_step;
-  WEFT_CHECK(!chosen_.empty() || waiting_.empty()) << "a sequence can never be admitted";
-  return chosen_;
+}
+
+bool Scheduler::Room::take(const SamplingNeed& need) {
+  if (need.extra_rows > extra_rows || need.penalty_tokens > penalty_tokens || need.biases > biases) return false;
+  extra_rows -= need.extra_rows;
+  penalty_tokens -= need.penalty_tokens;
+  biases -= need.biases;
+  return true;
+}
+
+void Scheduler::choose(Sequence& sequence, int64_t tokens) {
+  sequence.state = SequenceState::in_step;
+  sequence.last_step = steps_;
+  chosen_.push_back({.sequence = &sequence, .tokens = tokens});
 }
 
 bool Scheduler::admit_one() {
   if (waiting_.empty() || free_slots_.empty()) return false;
-  Sequence& sequence = *waiting_.front();
-  if (!sequence.blocks.grow_to(layout_.blocks_for(sequence.final_length()))) return false;
-  sequence.slot = free_slots_.back();
+  Sequence& sequence = waiting_.front();
+  if (&sequence == blocked_ && memory_.available() <= blocked_available_ && !running_.empty()) return false;
+  if (!memory_.admit(sequence, free_slots_.back())) {
+    blocked_ = &sequence;
+    blocked_available_ = memory_.available();
+    return false;
+  }
+  blocked_ = nullptr;
   free_slots_.pop_back();
+  waiting_.remove(sequence);
   sequence.state = SequenceState::ready;
-  running_.push_back(std::move(waiting_.front()));
-  waiting_.pop_front();
+  sequence.admission = ++admissions_;
+  running_.push_back(&sequence);
   return true;
 }
 
-void Scheduler::done(Sequence& sequence, bool finished) {
-  WEFT_CHECK(sequence.state == SequenceState::in_step) << "sequence of prompt " << sequence.prompt << " is not in a step";
-  if (!finished) {
-    sequence.state = SequenceState::ready;
-    return;
+void Scheduler::done(Sequence& sequence) {
+  WEFT_CHECK(sequence.state == SequenceState::in_step) << "sequence in slot " << sequence.slot << " is not in a step";
+  sequence.state = SequenceState::ready;
+}
+
+void Scheduler::preempt(Sequence& sequence) {
+  leave(sequence, true);
+  add_first(sequence);
+  ++preemptions_;
+}
+
+void Scheduler::remove(Sequence& sequence, bool publish) {
+  if (sequence.state == SequenceState::waiting_admission) {
+    waiting_.remove(sequence);
+    if (blocked_ == &sequence) blocked_ = nullptr;
+  } else if (sequence.slot >= 0) {
+    leave(sequence, publish);
   }
-  free_slots_.push_back(sequence.slot);
   sequence.state = SequenceState::finished;
-  std::erase_if(running_, [&](const auto& running) { return running.get() == &sequence; });
+}
+
+void Scheduler::leave(Sequence& sequence, bool publish) {
+  free_slots_.push_back(sequence.slot);
+  memory_.release(sequence, publish);
+  running_.erase(std::find(running_.begin(), running_.end(), &sequence));
 }
 
 }  // namespace weft

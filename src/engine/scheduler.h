@@ -1,54 +1,85 @@
 #pragma once
 
-#include <deque>
-#include <memory>
+#include <cstdint>
 #include <span>
 #include <vector>
 
-#include "cache/block_pool.h"
-#include "engine/sequence.h"
-#include "layout/block_layout.h"
+#include "engine/sequence_memory.h"
+#include "engine/submission.h"
 
 namespace weft {
 
-/// Who runs in the next step, and how many tokens. First come, first served: decodes first, then prefill chunks up to the token
-/// budget; a sequence is admitted once its whole length has free blocks, so nothing that runs ever has to wait for memory.
-/// Deterministic.
+/// Who runs in the next step, and how many tokens. Decodes first, then prefill chunks up to the token budget; first come, first
+/// served. A sequence is admitted once there are blocks for the tokens that it has, and gets more as it grows. When they run
+/// out, the youngest admitted sequence gives its blocks back and goes to the front of the queue: so the oldest always goes on,
+/// and with it everything. Deterministic.
 ///
-/// Thread: engine thread only.
+/// Thread: engine thread only. Allocates in the constructor and never after.
 class Scheduler {
  public:
   struct Limits {
     int64_t tokens = 0;     ///< of one step
     int64_t sequences = 0;  ///< admitted at once, at most `tokens`
-  };
-  Scheduler(BlockPool& pool, BlockLayout layout, Limits limits);
+    int64_t choices = 128;  ///< of one request, at most
+    /// Entries of the step's lists, not less than one sequence may have. Where more are wanted, the sequences that had their
+    /// last step longest ago go first and the others wait: the one case in which a decode is left out of a step.
+    int64_t penalty_tokens = 262144, biases = 65536;
+    int64_t min_chunk = 16;  ///< prefill rows that a step has room for, whatever the target of its time
 
-  void add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
+    /// Sampling rows of one step: one a row, and at the end of a prompt one more for each further choice.
+    int64_t sampling_rows() const { return tokens + choices; }
+  };
+  Scheduler(SequenceMemory& memory, const Limits& limits);
+
+  const Limits& limits() const { return limits_; }
+
+  void add(Sequence& sequence);
+  /// Before all others that wait: choices of a prompt that was just computed.
+  void add_first(Sequence& sequence);
 
   struct Chosen {
     Sequence* sequence = nullptr;
     int64_t tokens = 0;
-    bool admitted_now = false;  ///< its table is new to the ranks
   };
-  /// The next step: empty if nothing waits or runs. Chosen sequences are in_step until done() is called for each.
-  std::span<const Chosen> next();
-  /// Takes note of a sequence's step: it is ready again, or finished and its blocks released.
-  void done(Sequence& sequence, bool finished);
+  /// The next step: empty if nothing waits or runs. Has at most `prefill_beside_decodes` prefill rows if it has decodes. Chosen
+  /// sequences are in_step until done() or remove() is called for each.
+  std::span<const Chosen> next(int64_t prefill_beside_decodes = INT64_MAX);
+  void done(Sequence& sequence);
+  /// Takes a sequence out, wherever it is, and its blocks from it; what it stored stays findable if `publish`.
+  void remove(Sequence& sequence, bool publish = true);
 
   /// Admitted sequences, in order of admission.
-  std::span<const std::unique_ptr<Sequence>> running() const { return running_; }
+  std::span<Sequence* const> running() const { return running_; }
+  int64_t waiting() const { return waiting_.size(); }
+  int64_t preemptions() const { return preemptions_; }
 
  private:
+  /// What is left of a step's lists.
+  struct Room {
+    int64_t extra_rows = 0, penalty_tokens = 0, biases = 0;
+    bool take(const SamplingNeed& need);
+  };
+  void grow_running();
+  bool choose_last_tokens();
+  void choose_chunks(int64_t tokens);
   bool admit_one();
+  void preempt(Sequence& sequence);
+  void leave(Sequence& sequence, bool publish);
+  void choose(Sequence& sequence, int64_t tokens);
 
-  BlockPool& pool_;
-  BlockLayout layout_;
+  SequenceMemory& memory_;
   Limits limits_;
-  std::deque<std::unique_ptr<Sequence>> waiting_;
-  std::vector<std::unique_ptr<Sequence>> running_;
+  SequenceQueue waiting_;
+  std::vector<Sequence*> running_;
   std::vector<int32_t> free_slots_;
   std::vector<Chosen> chosen_;
+  std::vector<Sequence*> last_tokens_;  ///< scratch: those with one token left to compute
+  Room room_;
+  uint64_t steps_ = 0, admissions_ = 0;
+  int64_t preemptions_ = 0;
+  /// The sequence that found too few blocks, and how many there were: it need not be looked up again until there are more.
+  const Sequence* blocked_ = nullptr;
+  int64_t blocked_available_ = 0;
 };
 
 }  // namespace weft

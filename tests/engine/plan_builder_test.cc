@@ -70,7 +70,7 @@ TEST(PlanBuilder, PrefillChunkAfterCachedTokens) {
   EXPECT_EQ(as_vector(plan[plan->fresh_end]), (std::vector<int32_t>{1, 2}));
   ASSERT_EQ(plan[plan->sampling].size(), 1u);
   EXPECT_EQ(plan[plan->sampling][0].row, 1);
-  EXPECT_EQ(plan[plan->sampling][0].position, 4);
+  EXPECT_EQ(plan[plan->sampling][0].position, 5);  // of the token that is sampled
 }
 
 TEST(PlanBuilder, DecodeRowSeesItselfThroughTheCache) {
