@@ -44,17 +44,17 @@ Golden small_golden() {
   return golden;
 }
 
-std::vector<PromptResult> perfect_results(const Golden& golden) {
-  std::vector<PromptResult> results;
+std::vector<Result> perfect_results(const Golden& golden) {
+  std::vector<Result> results;
   for (const GoldenPrompt& prompt : golden.prompts) {
-    PromptResult result;
+    Result result;
     result.gen_ids = prompt.gen_ids;
-    result.last_logits = floats(prompt.last_logits);
-    result.logits = floats(prompt.logits);
-    result.gen_logits = floats(prompt.gen_logits);
-    for (const auto& rows : prompt.hidden) result.hidden.push_back(floats(rows));
+    result.captured.last_logits = floats(prompt.last_logits);
+    result.captured.logits = floats(prompt.logits);
+    result.captured.gen_logits = floats(prompt.gen_logits);
+    for (const auto& rows : prompt.hidden) result.captured.hidden.push_back(floats(rows));
     for (const auto& router : prompt.router) {
-      result.router.push_back(
+      result.captured.router.push_back(
           {.layer = router.layer, .top_k = router.top_k, .experts = router.experts, .weights = floats(router.weights)});
     }
     results.push_back(std::move(result));
@@ -76,23 +76,23 @@ TEST(GoldenCheck, APerfectRunPassesBothLimits) {
 
 TEST(GoldenCheck, EveryBlemishOfAnExactRunIsSeen) {
   const Golden golden = small_golden();
-  const std::vector<std::function<void(std::vector<PromptResult>&)>> blemishes = {
-      [](auto& r) { r[1].last_logits[2] += 0.002f; },
-      [](auto& r) { r[0].logits[7] -= 0.002f; },
-      [](auto& r) { r[0].gen_logits[4] = std::numeric_limits<float>::quiet_NaN(); },
-      [](auto& r) { r[0].gen_logits.resize(4); },
+  const std::vector<std::function<void(std::vector<Result>&)>> blemishes = {
+      [](auto& r) { r[1].captured.last_logits[2] += 0.002f; },
+      [](auto& r) { r[0].captured.logits[7] -= 0.002f; },
+      [](auto& r) { r[0].captured.gen_logits[4] = std::numeric_limits<float>::quiet_NaN(); },
+      [](auto& r) { r[0].captured.gen_logits.resize(4); },
       [](auto& r) { r[0].gen_ids[1] = 2; },
       [](auto& r) { r[1].gen_ids.pop_back(); },
-      [](auto& r) { r[0].hidden[1][0] += 0.01f; },
-      [](auto& r) { r[0].hidden.pop_back(); },
-      [](auto& r) { r[0].router[0].experts[1] = 2; },
-      [](auto& r) { r[0].router[0].weights[0] += 0.001f; },
-      [](auto& r) { r[0].router[0].layer = 0; },
-      [](auto& r) { r[0].router.clear(); },
+      [](auto& r) { r[0].captured.hidden[1][0] += 0.01f; },
+      [](auto& r) { r[0].captured.hidden.pop_back(); },
+      [](auto& r) { r[0].captured.router[0].experts[1] = 2; },
+      [](auto& r) { r[0].captured.router[0].weights[0] += 0.001f; },
+      [](auto& r) { r[0].captured.router[0].layer = 0; },
+      [](auto& r) { r[0].captured.router.clear(); },
       [](auto& r) { r.pop_back(); },
   };
   for (size_t i = 0; i < blemishes.size(); ++i) {
-    std::vector<PromptResult> results = perfect_results(golden);
+    std::vector<Result> results = perfect_results(golden);
     blemishes[i](results);
     EXPECT_FALSE(check_exact(golden, results).failures.empty()) << "blemish " << i;
   }
@@ -101,29 +101,29 @@ TEST(GoldenCheck, EveryBlemishOfAnExactRunIsSeen) {
 TEST(GoldenCheck, RoundingIsJudgedByMediansAndShares) {
   const Golden golden = small_golden();
   // One row of the four may be far off: the median stays.
-  std::vector<PromptResult> results = perfect_results(golden);
-  results[0].logits[2] += 0.4f;
+  std::vector<Result> results = perfect_results(golden);
+  results[0].captured.logits[2] += 0.4f;
   EXPECT_TRUE(check_rounded(golden, results).failures.empty());
   // All rows a little too far.
   results = perfect_results(golden);
-  for (float& value : results[0].logits) value += 0.2f;
-  for (float& value : results[0].gen_logits) value += 0.2f;
+  for (float& value : results[0].captured.logits) value += 0.2f;
+  for (float& value : results[0].captured.gen_logits) value += 0.2f;
   const RoundedReport shifted = check_rounded(golden, results);
   EXPECT_NEAR(shifted.median_row_error, 0.2, 1e-6);
   EXPECT_NEAR(shifted.rms, 0.2, 1e-6);
   EXPECT_FALSE(shifted.failures.empty());
   // The first choice of a row changed: 3 of 4 agree.
   results = perfect_results(golden);
-  results[0].gen_logits[5] = 3.05f;
+  results[0].captured.gen_logits[5] = 3.05f;
   EXPECT_DOUBLE_EQ(check_rounded(golden, results).same_argmax, 0.75);
   EXPECT_FALSE(check_rounded(golden, results).failures.empty());
-  results[0].gen_logits[5] = std::numeric_limits<float>::quiet_NaN();
+  results[0].captured.gen_logits[5] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_FALSE(check_rounded(golden, results).failures.empty());
 }
 
 TEST(GoldenCheck, AMissedTokenCountsOnlyWhereTheGoldenIsClear) {
   const Golden golden = small_golden();
-  std::vector<PromptResult> results = perfect_results(golden);
+  std::vector<Result> results = perfect_results(golden);
   results[1].gen_ids = {3, 0};  // margin 0.01 s
   EXPECT_EQ(check_rounded(golden, results).clear_misses, 0);
   results[1].gen_ids = {0, 3};  // margin 1 s

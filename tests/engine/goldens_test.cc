@@ -27,9 +27,9 @@ class EngineOn : public testing::TestWithParam<const char*> {
 
   void expect_exact(const GridPoint& point) {
     SCOPED_TRACE(to_string(point));
-    const std::vector<Prompt> prompts = golden_prompts(golden_, /*forced=*/false);
-    Engine engine(engine_config(point, golden_.dir, ComputeDType::f32, prompts));
-    for (const std::string& failure : check_exact(golden_, run_prompts(engine, prompts, point.alone)).failures)
+    const std::vector<Request> requests = golden_requests(golden_, /*forced=*/false);
+    Engine engine(engine_config(point, golden_.dir, ComputeDType::f32, requests));
+    for (const std::string& failure : check_exact(golden_, run_requests(engine, requests, point.alone)).failures)
       ADD_FAILURE() << failure;
   }
 
@@ -55,10 +55,11 @@ TEST_P(EngineOn, ManyRanksComputeTheGoldenByKeys) {
 }
 
 TEST_P(EngineOn, Bf16StaysWithinTheLimitsOfRounding) {
-  const std::vector<Prompt> prompts = golden_prompts(golden_, /*forced=*/true);
+  const std::vector<Request> requests = golden_requests(golden_, /*forced=*/true);
   const GridPoint point{.tp = most_.first, .dcp = most_.second, .budget = 256};
-  Engine engine(engine_config(point, golden_.dir, ComputeDType::bf16, prompts));
-  for (const std::string& failure : check_rounded(golden_, engine.run(prompts)).failures) ADD_FAILURE() << failure;
+  Engine engine(engine_config(point, golden_.dir, ComputeDType::bf16, requests));
+  for (const std::string& failure : check_rounded(golden_, run_requests(engine, requests, /*alone=*/false)).failures)
+    ADD_FAILURE() << failure;
 }
 
 INSTANTIATE_TEST_SUITE_P(Goldens, EngineOn,

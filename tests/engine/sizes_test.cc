@@ -26,8 +26,9 @@ constexpr const char* kDeepSeek671B = R"({
 
 ModelConfig deepseek_671b() { return parse_config(kDeepSeek671B, "config.json"); }
 
-EngineConfig flags(int tp, int dcp) {
+EngineConfig flags(int tp, int dcp, int64_t memory_per_rank = 0) {
   EngineConfig config;
+  config.memory_per_rank = memory_per_rank;
   config.tensor_parallel_size = tp;
   config.decode_context_parallel_size = dcp;
   return config;
@@ -39,11 +40,11 @@ TEST(EngineSizes, CapacityGrowsWithTheRanksOfAGroup) {
   const ModelConfig model = deepseek_671b();
   // For everything on a rank; bfloat16 weights of an eighth of the model take about 156 GiB of it.
   const int64_t budget = 192 * kGiB;
-  const EngineSizes one = engine_sizes(model, flags(8, 1), budget);
+  const EngineSizes one = engine_sizes(model, flags(8, 1, budget));
   EXPECT_EQ(one.kv_bytes_per_token, 61 * 576 * 2);
   EXPECT_GT(one.capacity.tokens, 300'000);
   for (const int w : {2, 4, 8}) {
-    const EngineSizes woven = engine_sizes(model, flags(8, w), budget);
+    const EngineSizes woven = engine_sizes(model, flags(8, w, budget));
     EXPECT_GE(static_cast<double>(woven.capacity.tokens), 0.98 * w * static_cast<double>(one.capacity.tokens)) << "W = " << w;
     EXPECT_EQ(woven.kv_bytes_per_token, one.kv_bytes_per_token / w);
     EXPECT_LE(woven.weight_bytes + woven.workspace_bytes + woven.exchange_bytes + woven.kv_bytes, budget);
@@ -54,7 +55,7 @@ TEST(EngineSizes, CapacityGrowsWithTheRanksOfAGroup) {
 
 TEST(EngineSizes, TheModelsLengthLimitsWhatMemoryWouldHold) {
   const ModelConfig model = deepseek_671b();
-  const EngineSizes sizes = engine_sizes(model, flags(8, 8), 192 * kGiB);
+  const EngineSizes sizes = engine_sizes(model, flags(8, 8, 192 * kGiB));
   EXPECT_GT(sizes.capacity.tokens, sizes.max_model_len);
   EXPECT_EQ(sizes.max_model_len, 163840);
 }
@@ -68,9 +69,9 @@ TEST(EngineSizes, ABlocksRowsFitAStepPlanHoweverMuchMemoryThereIs) {
   EXPECT_EQ(sizes.kv_bytes, int64_t{INT32_MAX / 64} * 16 * 61 * 576 * 2);
 }
 
-std::string refusal(const ModelConfig& model, const EngineConfig& config, int64_t budget = 0) {
+std::string refusal(const ModelConfig& model, const EngineConfig& config) {
   try {
-    engine_sizes(model, config, budget);
+    engine_sizes(model, config);
   } catch (const UserError& error) {
     return error.what();
   }
@@ -104,17 +105,17 @@ TEST(EngineSizes, MoreRanksAreSuggestedOnlyWhereTheyAreLegal) {
 
 TEST(EngineSizes, BlocksAskedForMustFitTheBudget) {
   const ModelConfig model = deepseek_671b();
-  EngineConfig config = flags(8, 1);
+  EngineConfig config = flags(8, 1, 192 * kGiB);
   config.num_gpu_blocks_override = 100'000;
-  EXPECT_NE(refusal(model, config, 192 * kGiB).find("--num-gpu-blocks-override does not fit: 100000 blocks"),
+  EXPECT_NE(refusal(model, config).find("--num-gpu-blocks-override does not fit --memory-per-rank: 100000 blocks"),
             std::string::npos);
   config.num_gpu_blocks_override = 1000;
-  EXPECT_EQ(refusal(model, config, 192 * kGiB), "accepted");
+  EXPECT_EQ(refusal(model, config), "accepted");
 }
 
 TEST(EngineSizes, RefusalsNameTheFlagAndTheNumbers) {
   const ModelConfig model = deepseek_671b();
-  EXPECT_NE(refusal(model, flags(8, 8), 100 * kGiB).find("no room for KV"), std::string::npos);
+  EXPECT_NE(refusal(model, flags(8, 8, 100 * kGiB)).find("no room for KV"), std::string::npos);
 
   EngineConfig config = flags(8, 1);
   config.max_model_len = 163841;
@@ -142,6 +143,11 @@ TEST(EngineSizes, RefusalsNameTheFlagAndTheNumbers) {
   config = flags(8, 1);
   config.max_num_batched_tokens = 0;
   EXPECT_NE(refusal(model, config).find("--max-num-batched-tokens must be at least 1"), std::string::npos);
+
+  config = flags(8, 1, 192 * kGiB);
+  config.kv_cache_memory_bytes = kGiB;
+  EXPECT_EQ(refusal(model, config),
+            "--memory-per-rank and --kv-cache-memory-bytes both say how much KV there is: give one of them");
 
   config = flags(8, 1);
   config.dtype = ComputeDType::f32;

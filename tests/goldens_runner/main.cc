@@ -110,14 +110,14 @@ class Runner {
     const Golden golden = load_golden(model.dir);
     Row row{.name = golden.name, .exact = {}};
     for (const GridPoint& point : model.exact) {
-      run_point(golden, point, ComputeDType::f32, row, [&](const std::vector<PromptResult>& results) {
+      run_point(golden, point, ComputeDType::f32, row, [&](const std::vector<Result>& results) {
         const ExactReport report = check_exact(golden, results);
         row.exact.add(report);
         return report.failures;
       });
     }
     for (const GridPoint& point : model.rounded) {
-      run_point(golden, point, ComputeDType::bf16, row, [&](const std::vector<PromptResult>& results) {
+      run_point(golden, point, ComputeDType::bf16, row, [&](const std::vector<Result>& results) {
         const RoundedReport report = check_rounded(golden, results);
         row.worst_median = std::max(row.worst_median, report.median_row_error);
         row.worst_rms = std::max(row.worst_rms, report.rms);
@@ -134,10 +134,10 @@ class Runner {
  private:
   template <typename Check>
   void run_point(const Golden& golden, const GridPoint& point, ComputeDType dtype, Row& row, Check check) {
-    const std::vector<Prompt> prompts = golden_prompts(golden, /*forced=*/dtype == ComputeDType::bf16);
+    const std::vector<Request> requests = golden_requests(golden, /*forced=*/dtype == ComputeDType::bf16);
     std::vector<std::string> failures;
     try {
-      failures = check(run_prompts(engine_for(point, golden, dtype, prompts), prompts, point.alone));
+      failures = check(run_requests(engine_for(point, golden, dtype, requests), requests, point.alone));
     } catch (const std::exception& error) {
       engine_.reset();
       failures = {error.what()};
@@ -151,12 +151,12 @@ class Runner {
   }
 
   /// The engine of the run before, if it was started for the same flags.
-  Engine& engine_for(const GridPoint& point, const Golden& golden, ComputeDType dtype, const std::vector<Prompt>& prompts) {
+  Engine& engine_for(const GridPoint& point, const Golden& golden, ComputeDType dtype, const std::vector<Request>& requests) {
     GridPoint key = point;
     key.alone = false;
     if (engine_ == nullptr || key != key_ || dtype != dtype_ || engine_->config().model_dir != golden.dir) {
       engine_.reset();
-      engine_ = std::make_unique<Engine>(engine_config(point, golden.dir, dtype, prompts));
+      engine_ = std::make_unique<Engine>(engine_config(point, golden.dir, dtype, requests));
       key_ = key;
       dtype_ = dtype;
     }

@@ -43,13 +43,13 @@ size_t argmax(const T* row, int64_t width) {
 /// Collects one prompt's comparison into the report.
 class ExactCheck {
  public:
-  ExactCheck(const GoldenPrompt& golden, const PromptResult& result, ExactReport& report)
+  ExactCheck(const GoldenPrompt& golden, const Result& result, ExactReport& report)
       : golden_(golden), result_(result), report_(report) {}
 
   void run() {
-    logits("last_logits", result_.last_logits, golden_.last_logits);
-    if (!golden_.gen_logits.empty()) logits("gen_logits", result_.gen_logits, golden_.gen_logits);
-    if (!golden_.logits.empty()) logits("logits", result_.logits, golden_.logits);
+    logits("last_logits", result_.captured.last_logits, golden_.last_logits);
+    if (!golden_.gen_logits.empty()) logits("gen_logits", result_.captured.gen_logits, golden_.gen_logits);
+    if (!golden_.logits.empty()) logits("logits", result_.captured.logits, golden_.logits);
     tokens();
     for (size_t i = 0; i < golden_.hidden.size(); ++i) hidden(i);
     for (size_t i = 0; i < golden_.router.size(); ++i) router(i);
@@ -76,7 +76,8 @@ class ExactCheck {
   void hidden(size_t i) {
     const std::vector<double>& theirs = golden_.hidden[i];
     const double spread = mean_row_std(theirs, static_cast<int64_t>(theirs.size()));
-    const double difference = i < result_.hidden.size() ? worst(result_.hidden[i], theirs) / spread : HUGE_VAL;
+    const double difference =
+        i < result_.captured.hidden.size() ? worst(result_.captured.hidden[i], theirs) / spread : HUGE_VAL;
     report_.worst_hidden = std::max(report_.worst_hidden, difference);
     if (difference >= kHiddenBound) fail(fmt::format("hidden{} off by {:.2e} of its spread", i, difference));
   }
@@ -84,11 +85,11 @@ class ExactCheck {
   void router(size_t i) {
     const GoldenPrompt::Router& theirs = golden_.router[i];
     report_.experts += static_cast<int64_t>(theirs.experts.size());
-    if (i >= result_.router.size() || result_.router[i].layer != theirs.layer) {
+    if (i >= result_.captured.router.size() || result_.captured.router[i].layer != theirs.layer) {
       fail(fmt::format("router of layer {} not recorded", theirs.layer));
       return;
     }
-    const StepResult::RouterRecord& ours = result_.router[i];
+    const StepResult::RouterRecord& ours = result_.captured.router[i];
     report_.experts_equal += equal_count(ours.experts, theirs.experts);
     if (ours.experts != theirs.experts) {
       fail(fmt::format("layer {}: {} of {} expert choices equal", theirs.layer, equal_count(ours.experts, theirs.experts),
@@ -100,7 +101,7 @@ class ExactCheck {
   }
 
   const GoldenPrompt& golden_;
-  const PromptResult& result_;
+  const Result& result_;
   ExactReport& report_;
 };
 
@@ -138,11 +139,11 @@ bool is_supported(const std::string& architecture) {
 }
 
 EngineConfig engine_config(const GridPoint& point, const std::filesystem::path& model_dir, ComputeDType dtype,
-                           const std::vector<Prompt>& prompts) {
+                           const std::vector<Request>& requests) {
   const int64_t virtual_tokens = int64_t{point.block_size} * point.dcp;
   int64_t sum = 0, most = 0;
-  for (const Prompt& prompt : prompts) {
-    const auto tokens = static_cast<int64_t>(prompt.input_ids.size()) + prompt.generate;
+  for (const Request& request : requests) {
+    const auto tokens = static_cast<int64_t>(request.prompt.size()) + request.max_tokens;
     const int64_t blocks = (tokens + virtual_tokens - 1) / virtual_tokens;
     sum += blocks;
     most = std::max(most, blocks);
@@ -162,26 +163,46 @@ EngineConfig engine_config(const GridPoint& point, const std::filesystem::path& 
   return config;
 }
 
-std::vector<Prompt> golden_prompts(const Golden& golden, bool forced) {
-  std::vector<Prompt> prompts;
+std::vector<Request> golden_requests(const Golden& golden, bool forced) {
+  std::vector<Request> requests;
   for (const GoldenPrompt& known : golden.prompts) {
-    Prompt prompt;
-    prompt.name = known.name;
-    prompt.input_ids = known.input_ids;
-    prompt.generate = static_cast<int>(known.gen_ids.size());
-    if (forced) prompt.forced_ids = known.gen_ids;
-    prompt.all_logits = !known.logits.empty();
-    prompt.want_logits = true;
-    prompt.record = {.hidden = !known.hidden.empty(), .router = !known.router.empty()};
-    prompts.push_back(std::move(prompt));
+    Request request;
+    request.label = known.name;
+    request.prompt = known.input_ids;
+    request.sampling.temperature = 0;
+    request.ignore_eos = true;
+    request.max_tokens = static_cast<int64_t>(known.gen_ids.size());
+    if (forced) request.forced_ids = known.gen_ids;
+    request.capture = {.all_logits = !known.logits.empty(),
+                       .want_logits = true,
+                       .record = {.hidden = !known.hidden.empty(), .router = !known.router.empty()}};
+    requests.push_back(std::move(request));
   }
-  return prompts;
+  return requests;
 }
 
-std::vector<PromptResult> run_prompts(Engine& engine, const std::vector<Prompt>& prompts, bool alone) {
-  if (!alone) return engine.run(prompts);
-  std::vector<PromptResult> results;
-  for (const Prompt& prompt : prompts) results.push_back(std::move(engine.run({prompt}).at(0)));
+Result result_of(const RequestStream& stream) {
+  Result result{.gen_ids = {}, .cached_tokens = stream.cached_tokens(), .captured = stream.captured()};
+  if (!result.captured.argmax_ids.empty()) {
+    result.gen_ids = result.captured.argmax_ids;
+    return result;
+  }
+  for (const TokenEvent& event : stream.events()) {
+    if (event.token >= 0) result.gen_ids.push_back(event.token);
+  }
+  return result;
+}
+
+std::vector<Result> run_requests(Engine& engine, const std::vector<Request>& requests, bool alone) {
+  std::vector<Result> results;
+  const auto run = [&](std::vector<Request> batch) {
+    for (const auto& stream : engine.run(std::move(batch))) results.push_back(result_of(*stream));
+  };
+  if (!alone) {
+    run(requests);
+  } else {
+    for (const Request& request : requests) run({request});
+  }
   return results;
 }
 
@@ -196,7 +217,7 @@ void ExactReport::add(const ExactReport& other) {
   failures.insert(failures.end(), other.failures.begin(), other.failures.end());
 }
 
-ExactReport check_exact(const Golden& golden, const std::vector<PromptResult>& results) {
+ExactReport check_exact(const Golden& golden, const std::vector<Result>& results) {
   ExactReport report;
   if (results.size() != golden.prompts.size()) {
     report.failures.push_back(fmt::format("{} results for {} prompts", results.size(), golden.prompts.size()));
@@ -206,13 +227,14 @@ ExactReport check_exact(const Golden& golden, const std::vector<PromptResult>& r
   return report;
 }
 
-RoundedReport check_rounded(const Golden& golden, const std::vector<PromptResult>& results) {
+RoundedReport check_rounded(const Golden& golden, const std::vector<Result>& results) {
   RoundedReport report;
   RowErrors errors{.spread = golden.logit_std, .width = golden.vocab, .row_error = {}};
   for (size_t p = 0; p < golden.prompts.size(); ++p) {
     const GoldenPrompt& theirs = golden.prompts[p];
-    const PromptResult& ours = results.at(p);
-    for (const auto& [mine, known] : {std::pair{&ours.logits, &theirs.logits}, {&ours.gen_logits, &theirs.gen_logits}}) {
+    const Result& ours = results.at(p);
+    for (const auto& [mine, known] :
+         {std::pair{&ours.captured.logits, &theirs.logits}, {&ours.captured.gen_logits, &theirs.gen_logits}}) {
       if (known->empty()) continue;
       if (mine->size() != known->size()) {
         report.failures.push_back(fmt::format("{}: {} logits, golden {}", theirs.name, mine->size(), known->size()));

@@ -15,14 +15,22 @@ bool is_supported(const std::string& architecture);
 
 /// The engine flags of one grid point. The pool holds what the prompts need and little more: nothing here asks the machine.
 EngineConfig engine_config(const GridPoint& point, const std::filesystem::path& model_dir, ComputeDType dtype,
-                           const std::vector<Prompt>& prompts);
+                           const std::vector<Request>& requests);
 
 /// What to ask of the engine so that all that the golden knows can be compared: logits, rows and experts, and the continuation,
 /// greedily or by feeding the golden's own tokens.
-std::vector<Prompt> golden_prompts(const Golden& golden, bool forced);
+std::vector<Request> golden_requests(const Golden& golden, bool forced);
 
-/// Runs the prompts all at once, or one after the other.
-std::vector<PromptResult> run_prompts(Engine& engine, const std::vector<Prompt>& prompts, bool alone);
+/// What came of one request.
+struct Result {
+  std::vector<int32_t> gen_ids;  ///< the largest logit of each step, whatever was fed
+  int64_t cached_tokens = 0;     ///< of the prompt
+  Captured captured;
+};
+Result result_of(const RequestStream& stream);
+
+/// Runs the requests all at once, or one after the other.
+std::vector<Result> run_requests(Engine& engine, const std::vector<Request>& requests, bool alone);
 
 /// How far one float32 run is from the golden, and what of it is not acceptable.
 struct ExactReport {
@@ -36,7 +44,7 @@ struct ExactReport {
   void add(const ExactReport& other);
 };
 /// |logit difference| < 1e-3, hidden rows within 1e-3 of their spread, the same tokens and experts.
-ExactReport check_exact(const Golden& golden, const std::vector<PromptResult>& results);
+ExactReport check_exact(const Golden& golden, const std::vector<Result>& results);
 
 /// How far one bf16 run, fed the golden's tokens, is from the golden. s: standard deviation of the golden's logits.
 struct RoundedReport {
@@ -47,6 +55,6 @@ struct RoundedReport {
   std::vector<std::string> failures;
 };
 /// Median row error at most 0.15, rms at most 0.05 for dense models and 0.2 otherwise, the same argmax in 0.88 of the rows.
-RoundedReport check_rounded(const Golden& golden, const std::vector<PromptResult>& results);
+RoundedReport check_rounded(const Golden& golden, const std::vector<Result>& results);
 
 }  // namespace weft::test

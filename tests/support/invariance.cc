@@ -26,9 +26,9 @@ double worst(std::span<const float> a, std::span<const T> b) {
   return most;
 }
 
-double spread_of(const std::vector<PromptResult>& results, int64_t vocab) {
+double spread_of(const std::vector<Result>& results, int64_t vocab) {
   std::vector<double> rows;
-  for (const PromptResult& result : results) rows.insert(rows.end(), result.logits.begin(), result.logits.end());
+  for (const Result& result : results) rows.insert(rows.end(), result.captured.logits.begin(), result.captured.logits.end());
   return mean_row_std(rows, vocab);
 }
 
@@ -40,57 +40,59 @@ std::vector<int> edge_lengths(int dcp, int interleave) {
   return {lengths.begin(), lengths.end()};
 }
 
-std::vector<Prompt> seeded_prompts(const std::vector<int>& lengths, int64_t vocab, int generate) {
-  std::vector<Prompt> prompts;
+std::vector<Request> seeded_requests(const std::vector<int>& lengths, int64_t vocab, int generate) {
+  std::vector<Request> requests;
   for (const int length : lengths) {
     Gen gen(static_cast<uint64_t>(length));
-    Prompt prompt;
-    prompt.name = "prompt" + std::to_string(length);
-    for (int i = 0; i < length; ++i) prompt.input_ids.push_back(static_cast<int32_t>(gen.in(0, vocab - 1)));
-    for (int i = 0; i < generate; ++i) prompt.forced_ids.push_back(static_cast<int32_t>(gen.in(0, vocab - 1)));
-    prompt.generate = generate;
-    prompt.all_logits = prompt.want_logits = true;
-    prompts.push_back(std::move(prompt));
+    Request request;
+    request.sampling.temperature = 0;
+    request.ignore_eos = true;
+    request.label = "prompt" + std::to_string(length);
+    for (int i = 0; i < length; ++i) request.prompt.push_back(static_cast<int32_t>(gen.in(0, vocab - 1)));
+    for (int i = 0; i < generate; ++i) request.forced_ids.push_back(static_cast<int32_t>(gen.in(0, vocab - 1)));
+    request.max_tokens = generate;
+    request.capture = {.all_logits = true, .want_logits = true, .record = {}};
+    requests.push_back(std::move(request));
   }
-  return prompts;
+  return requests;
 }
 
 Invariance::Invariance(std::filesystem::path model_dir)
     : model_dir_(std::move(model_dir)), vocab_(load_config(model_dir_).vocab) {}
 
-std::vector<PromptResult> Invariance::run(const GridPoint& point, const std::vector<Prompt>& prompts) const {
-  Engine engine(engine_config(point, model_dir_, ComputeDType::f32, prompts));
-  return run_prompts(engine, prompts, point.alone);
+std::vector<Result> Invariance::run(const GridPoint& point, const std::vector<Request>& requests) const {
+  Engine engine(engine_config(point, model_dir_, ComputeDType::f32, requests));
+  return run_requests(engine, requests, point.alone);
 }
 
 double Invariance::against_one_rank(const GridPoint& point, const std::vector<int>& lengths) {
-  const std::vector<Prompt> prompts = seeded_prompts(lengths, vocab_);
-  std::vector<PromptResult>& base = base_[{point.tp, lengths}];
-  if (base.empty()) base = run({.tp = point.tp, .dcp = 1, .budget = 4096, .alone = true}, prompts);
-  const std::vector<PromptResult> results = run(point, prompts);
+  const std::vector<Request> requests = seeded_requests(lengths, vocab_);
+  std::vector<Result>& base = base_[{point.tp, lengths}];
+  if (base.empty()) base = run({.tp = point.tp, .dcp = 1, .budget = 4096, .alone = true}, requests);
+  const std::vector<Result> results = run(point, requests);
   double most = 0;
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    most = std::max(most, worst<float>(results[i].logits, base[i].logits));
-    most = std::max(most, worst<float>(results[i].gen_logits, base[i].gen_logits));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    most = std::max(most, worst<float>(results[i].captured.logits, base[i].captured.logits));
+    most = std::max(most, worst<float>(results[i].captured.gen_logits, base[i].captured.gen_logits));
   }
   return most / spread_of(base, vocab_);
 }
 
 double Invariance::against_reference(const GridPoint& point, const std::vector<int>& lengths) const {
   const ReferenceModel reference(model_dir_);
-  const std::vector<Prompt> prompts = seeded_prompts(lengths, vocab_);
-  const std::vector<PromptResult> results = run(point, prompts);
+  const std::vector<Request> requests = seeded_requests(lengths, vocab_);
+  const std::vector<Result> results = run(point, requests);
   double most = 0;
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    std::vector<int32_t> ids = prompts[i].input_ids;
-    ids.insert(ids.end(), prompts[i].forced_ids.begin(), prompts[i].forced_ids.end() - 1);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    std::vector<int32_t> ids = requests[i].prompt;
+    ids.insert(ids.end(), requests[i].forced_ids.begin(), requests[i].forced_ids.end() - 1);
     const std::vector<double> expected = reference.forward(ids).logits;
     // The last prompt position comes twice: as a row of the prompt and as the first that chose a token.
-    const size_t prompt_values = results[i].logits.size();
+    const size_t prompt_values = results[i].captured.logits.size();
     const std::span<const double> all(expected);
-    most = std::max(most, worst<double>(results[i].logits, all.first(std::min(prompt_values, all.size()))));
-    const size_t generated = results[i].gen_logits.size();
-    most = std::max(most, worst<double>(results[i].gen_logits, all.last(std::min(generated, all.size()))));
+    most = std::max(most, worst<double>(results[i].captured.logits, all.first(std::min(prompt_values, all.size()))));
+    const size_t generated = results[i].captured.gen_logits.size();
+    most = std::max(most, worst<double>(results[i].captured.gen_logits, all.last(std::min(generated, all.size()))));
   }
   return most / spread_of(results, vocab_);
 }

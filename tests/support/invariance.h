@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "support/golden_check.h"
 #include "support/golden_grid.h"
 
 namespace weft::test {
@@ -13,8 +14,8 @@ namespace weft::test {
 /// Prompt lengths on the edges of a layout of W ranks and interleave S: 1 token, fewer than W, S * W and one less and one more,
 /// a few blocks, and a longer one.
 std::vector<int> edge_lengths(int dcp, int interleave);
-/// Prompts of these lengths with seeded tokens. Each feeds `generate` given tokens and wants all logits.
-std::vector<Prompt> seeded_prompts(const std::vector<int>& lengths, int64_t vocab, int generate = 5);
+/// Requests of these lengths with seeded tokens. Each feeds `generate` given tokens and wants all logits.
+std::vector<Request> seeded_requests(const std::vector<int>& lengths, int64_t vocab, int generate = 5);
 
 /// Holds the runs of one model against each other: how its KV cache is spread must not change what it computes. float32.
 class Invariance {
@@ -31,11 +32,11 @@ class Invariance {
   double against_reference(const GridPoint& point, const std::vector<int>& lengths) const;
 
  private:
-  std::vector<PromptResult> run(const GridPoint& point, const std::vector<Prompt>& prompts) const;
+  std::vector<Result> run(const GridPoint& point, const std::vector<Request>& requests) const;
 
   std::filesystem::path model_dir_;
   int64_t vocab_ = 0;
-  std::map<std::pair<int, std::vector<int>>, std::vector<PromptResult>> base_;  ///< W = 1, by tp and prompt lengths
+  std::map<std::pair<int, std::vector<int>>, std::vector<Result>> base_;  ///< W = 1, by tp and prompt lengths
 };
 
 }  // namespace weft::test

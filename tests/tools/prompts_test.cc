@@ -32,24 +32,27 @@ TEST(Prompts, AreReadWithAllFields) {
       {"name":"b","input_ids":[0]}]})",
                                      "in.json");
   ASSERT_EQ(prompts.size(), 2U);
-  EXPECT_EQ(prompts[0].name, "prompt200");
-  EXPECT_THAT(prompts[0].input_ids, ElementsAre(5, 6));
-  EXPECT_EQ(prompts[0].generate, 2);
+  EXPECT_EQ(prompts[0].label, "prompt200");
+  EXPECT_THAT(prompts[0].prompt, ElementsAre(5, 6));
+  EXPECT_EQ(prompts[0].max_tokens, 2);
+  EXPECT_EQ(prompts[0].sampling.temperature, 0);
+  EXPECT_TRUE(prompts[0].ignore_eos);
   EXPECT_THAT(prompts[0].forced_ids, ElementsAre(7, 8));
-  EXPECT_TRUE(prompts[0].all_logits);
-  EXPECT_TRUE(prompts[0].want_logits);
-  EXPECT_TRUE(prompts[0].record.hidden);
-  EXPECT_TRUE(prompts[0].record.router);
-  EXPECT_EQ(prompts[1].generate, 0);
+  EXPECT_TRUE(prompts[0].capture.all_logits);
+  EXPECT_TRUE(prompts[0].capture.want_logits);
+  EXPECT_TRUE(prompts[0].capture.record.hidden);
+  EXPECT_TRUE(prompts[0].capture.record.router);
+  EXPECT_EQ(prompts[1].max_tokens, 0);
   EXPECT_THAT(prompts[1].forced_ids, IsEmpty());
-  EXPECT_FALSE(prompts[1].all_logits);
-  EXPECT_TRUE(prompts[1].want_logits);
-  EXPECT_FALSE(prompts[1].record.hidden);
+  EXPECT_FALSE(prompts[1].capture.all_logits);
+  EXPECT_TRUE(prompts[1].capture.want_logits);
+  EXPECT_FALSE(prompts[1].capture.record.hidden);
 }
 
 TEST(Prompts, GenerateDefaultsToTheForcedIds) {
-  EXPECT_EQ(parse_prompts(with(R"("forced_ids":[3,4,5])"), "").front().generate, 3);
-  EXPECT_EQ(parse_prompts(with(R"("forced_ids":[3,4,5],"generate":2)"), "").front().generate, 2);
+  EXPECT_EQ(parse_prompts(with(R"("forced_ids":[3,4,5])"), "").front().max_tokens, 3);
+  EXPECT_EQ(parse_prompts(with(R"("forced_ids":[3,4,5],"generate":2)"), "").front().max_tokens, 2);
+  EXPECT_THAT(parse_prompts(with(R"("forced_ids":[3,4,5],"generate":2)"), "").front().forced_ids, ElementsAre(3, 4));
   EXPECT_EQ(refusal(with(R"("forced_ids":[3],"generate":2)")),
             "prompts: prompts[0].forced_ids holds 1 ids for 2 generated tokens: it needs one each, path in.json");
 }
