@@ -97,7 +97,7 @@ EngineLoop::Parts::Parts(const Options& options_in, PlanBuilder& builder_in, Ste
       scheduler(memory, limits),
       sizer(options.tpot_target_ms * 1000, limits.min_chunk, limits.tokens) {
   steps.reserve(static_cast<size_t>(limits.sequences));
-  sampling.reserve(static_cast<size_t>(limits.sequences + limits.choices));
+  sampling.reserve(static_cast<size_t>(2 * limits.sequences));
   builder.reserve({.rows = limits.tokens,
                    .sequences = limits.sequences,
                    .max_length = options.max_model_len,
@@ -283,7 +283,11 @@ void EngineLoop::Parts::keep_prompt_rows(Sequence& sequence, int64_t tokens, siz
   }
   if (!request.capture.any()) return;
   Captured& captured = stream.edit_captured();
-  if (sequence.cached == 0) captured = {};  // It may have been preempted half way.
+  if (sequence.cached == 0) {  // It may have been preempted half way.
+    captured.hidden.clear();
+    captured.router.clear();
+    captured.logits.clear();
+  }
   if (request.capture.record.hidden) {
     captured.hidden.resize(result.hidden.size());
     for (size_t i = 0; i < result.hidden.size(); ++i)
@@ -332,7 +336,7 @@ void EngineLoop::Parts::take_token(Sequence& sequence, size_t row, const StepRes
   const bool forced = !request.forced_ids.empty();
   const int32_t sampled = result.ids[row];
   const int32_t token = forced ? request.forced_ids[static_cast<size_t>(sequence.generated)] : sampled;
-  if (forced || request.capture.any()) submission.stream->edit_captured().argmax_ids.push_back(sampled);
+  if (sequence.choice == 0) submission.stream->edit_captured().argmax_ids.push_back(sampled);
   append_token(sequence, token);
   metrics.generated_tokens.add();
   if (sequence.generated > 1) metrics.time_per_output_token.observe(seconds(sequence.last_token_us, now_us));
@@ -360,7 +364,7 @@ void EngineLoop::add(SubmissionPtr owned, int64_t now_us) {
   Submission& submission = *owned.release();
   const SamplingNeed need{.penalty_tokens = static_cast<int64_t>(submission.sequences.front().penalties.capacity()),
                           .biases = static_cast<int64_t>(std::max(submission.biases.size(), submission.early_biases.size()))};
-  WEFT_CHECK_LE(submission.request.choices, p.limits.choices);
+  WEFT_CHECK_LE(submission.request.choices, p.limits.sequences);
   WEFT_CHECK_LE(need.penalty_tokens, p.limits.penalty_tokens);
   WEFT_CHECK_LE(need.biases, p.limits.biases);
   submission.root = p.memory.root(p.options.fingerprint, submission.request.cache_salt);

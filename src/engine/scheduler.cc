@@ -28,7 +28,7 @@ void Scheduler::add_first(Sequence& sequence) {
 std::span<const Scheduler::Chosen> Scheduler::next(int64_t prefill_beside_decodes) {
   ++steps_;
   chosen_.clear();
-  room_ = {.extra_rows = limits_.choices - 1, .penalty_tokens = limits_.penalty_tokens, .biases = limits_.biases};
+  room_ = {.extra_rows = limits_.sequences - 1, .penalty_tokens = limits_.penalty_tokens, .biases = limits_.biases};
   grow_running();
   const bool decodes = choose_last_tokens();
   const int64_t left = limits_.tokens - static_cast<int64_t>(chosen_.size());

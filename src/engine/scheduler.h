@@ -19,15 +19,14 @@ class Scheduler {
  public:
   struct Limits {
     int64_t tokens = 0;     ///< of one step
-    int64_t sequences = 0;  ///< admitted at once, at most `tokens`
-    int64_t choices = 128;  ///< of one request, at most
+    int64_t sequences = 0;  ///< admitted at once, at most `tokens`; a request has no more choices
     /// Entries of the step's lists, not less than one sequence may have. Where more are wanted, the sequences that had their
     /// last step longest ago go first and the others wait: the one case in which a decode is left out of a step.
     int64_t penalty_tokens = 262144, biases = 65536;
     int64_t min_chunk = 16;  ///< prefill rows that a step has room for, whatever the target of its time
 
     /// Sampling rows of one step: one a row, and at the end of a prompt one more for each further choice.
-    int64_t sampling_rows() const { return tokens + choices; }
+    int64_t sampling_rows() const { return tokens + sequences; }
   };
   Scheduler(SequenceMemory& memory, const Limits& limits);
 

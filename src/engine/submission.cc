@@ -95,7 +95,7 @@ EngineLoop::SubmissionPtr EngineLoop::prepare(Request request, std::shared_ptr<R
     sequence.penalties.reserve(static_cast<size_t>(penalties));
     for (const int32_t token : distinct) sequence.penalties.push_back({.token = token, .in_prompt = 1});
   }
-  if (!request.forced_ids.empty()) stream->edit_captured().argmax_ids.reserve(request.forced_ids.size());
+  stream->edit_captured().argmax_ids.reserve(static_cast<size_t>(request.max_tokens));
   request.prompt = {};
   submission->request = std::move(request);
   submission->stream = std::move(stream);
