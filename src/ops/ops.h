@@ -38,8 +38,9 @@ struct PagedKeys {
 
 /// Keys and values as plain rows: this step's own, or gathered context. Key j is row j.
 struct RowKeys {
-  ConstView k;  ///< [rows, kv_heads, Dk]
-  ConstView v;  ///< [rows, kv_heads, Dv]; may alias k
+  ConstView k;           ///< [rows, kv_heads, Dk], compute dtype or float8_e4m3
+  ConstView v;           ///< [rows, kv_heads, Dv], likewise; may alias k
+  KvScales scales = {};  ///< of float8_e4m3 rows
 };
 
 /// Partial attention of each row over its own key ranges. Exactly one of `paged` and `rows` is used (`paged.kv.k` set, or not).
@@ -54,6 +55,12 @@ struct RowKeys {
 /// lse = -inf. Keys that no row of a sequence sees are never read. Strides are free except that the last one of q, k, v, out is
 /// contiguous. `out` and `lse` alias nothing. Checked: P * h is a multiple of kv_heads.
 /// Source: Milakov & Gimelshein 2018, online normalizer for softmax.
+///
+/// Keys and values may be of another dtype than the rest: they are used as the numbers that they stand for. Products of a
+/// bfloat16 step may round those of a fp8_ds_mla row to bfloat16; float8_e4m3 fits into it.
+///
+/// `invariant`: the bits of a row follow from its own query, keys and ranges alone, whatever the other rows are. Otherwise work
+/// is cut, and sums ordered, to suit the whole call.
 struct Attention {
   ConstView q;
   PagedKeys paged;
@@ -64,6 +71,7 @@ struct Attention {
   int segments = 1;
   float scale = 1;
   View out, lse;
+  bool invariant = false;
 };
 
 /// One partial result: out [T, h, Dv] in the compute dtype, lse [T, h] float32 natural log, -inf where no key was seen.
@@ -74,14 +82,18 @@ struct Partial {
 /// Rotation of query and key heads, and the write of this step's rows into the cache, in one operator.
 ///
 ///   cos, sin     [T, rotary / 2] float32, made by rope_table; factors on them are already in
-///   q            [T, h, rotary..]   rotated in place or into q_out: the first `rotary` elements of each head turn, the rest is
-///   copied k            [T, kv_heads, D]   likewise into k_out; v [T, kv_heads, Dv] is not rotated slots        [T] row of the
-///   cache that takes k_out[t] and v[t]; -1 = another rank stores it, or padding
+///   q            [T, h, D]          the first `rotary` elements of each head turn, the rest is copied, into q_out
+///   k            [T, kv_heads, D]   likewise, into k_out
+///   v            [T, kv_heads, Dv]  not rotated
+///   slots        [T]                row of the cache that takes k_out[t] and v[t]; -1 = another rank stores it, or padding
 ///
 /// Queries and keys of *every* row are produced, whatever its slot: a rank computes queries for tokens it does not store.
 /// `interleaved`: pairs are (2i, 2i+1), else (i, i + rotary/2).
 ///
 /// With a latent cache (kv.is_latent()), k [T, 1, rotary] is the rope part, `latent` [T, 1, v_dim] the normed latent, and the
+/// The cache takes float32 or bfloat16 rounded to its dtype, and fp8 as KvFormat describes: nearest even, saturating, NaN stays
+/// NaN; a group's scale in a fp8_ds_mla row is max|x| / 448, at least the smallest normal number.
+///
 /// cache row is [latent | rotated k]; v is unused. Otherwise `latent` is unused.
 struct RopeAppend {
   ConstView cos, sin;
@@ -183,8 +195,9 @@ class Ops {
   /// cos, sin [T, n] float32 = factor * cos/sin(positions[t] * inv_freq[i]), angles in float64.
   virtual void rope_table(const int32_t* positions, std::span<const double> inv_freq, double factor, View cos, View sin) = 0;
   virtual void rope_append(const RopeAppend& args) = 0;
-  /// Rows of the cache: k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] (v empty: keys only, as for a latent cache) from
-  /// `slots` [n]; -1 gives zeros.
+  /// Rows of the cache from `slots` [n], or rows 0 to n - 1 where it is null; -1 gives zeros. Of a compute dtype: the numbers,
+  /// k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim]. Of uint8: the bytes as they are stored, k [n, kv.k_row_bytes()] and v
+  /// [n, kv.v_row_bytes()], to be sent to another rank. v empty: keys only, as for a latent cache.
   virtual void gather_rows(const KvView& kv, const int32_t* slots, View k, View v) = 0;
   virtual void attend(const Attention& args) = 0;
   /// Joins partials over disjoint keys: lse = log sum exp(lse_p), out = sum exp(lse_p - lse) out_p. NaN and +inf lse count

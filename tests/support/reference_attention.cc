@@ -10,13 +10,17 @@ constexpr double kNone = -HUGE_VAL;
 
 // A whole tensor [rows, heads, dim], packed.
 struct Packed {
-  explicit Packed(const ConstView& view) : heads(view.size(1)), dim(view.size(2)) {
-    for (int64_t i = 0; i < view.size(0); ++i) {
+  template <typename At>
+  Packed(int64_t rows, int64_t heads_in, int64_t dim_in, const At& at) : heads(heads_in), dim(dim_in) {
+    for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < heads; ++j) {
-        for (int64_t d = 0; d < dim; ++d) values.push_back(element(view, i, j, d));
+        for (int64_t d = 0; d < dim; ++d) values.push_back(at(i, j, d));
       }
     }
   }
+  explicit Packed(const ConstView& view, double scale = 1)
+      : Packed(view.size(0), view.size(1), view.size(2),
+               [&](int64_t i, int64_t j, int64_t d) { return element(view, i, j, d) * scale; }) {}
   const double* row(int64_t i, int64_t head) const { return values.data() + (i * heads + head) * dim; }
 
   int64_t heads, dim;
@@ -28,16 +32,37 @@ int64_t slot_of(const PagedKeys& paged, int32_t sequence, int64_t key) {
   return block * paged.kv.block_tokens + key % paged.kv.block_tokens;
 }
 
-ConstView paged_plane(const KvView& kv, const void* data, int64_t stride, int64_t dim) {
-  return ConstView(data, kv.dtype, {kv.slots, kv.kv_heads, dim}, {stride, dim, 1});
+/// Element number `index` at `data`.
+double stored(const void* data, DType dtype, int64_t index) { return element(ConstView(data, dtype, {index + 1}), index); }
+
+double layer_scale(DType dtype, float scale) { return dtype == DType::f8_e4m3 ? scale : 1; }
+
+/// Number d of [e4m3 latents | float32 scales | bfloat16 rope part].
+double mixed_row(const std::byte* row, int64_t latent, int64_t d) {
+  const int64_t groups = latent / 128;
+  const std::byte* scales = row + latent;
+  if (d >= latent) return stored(scales + groups * 4, DType::bf16, d - latent);
+  return stored(row, DType::f8_e4m3, d) * stored(scales, DType::f32, d / 128);
 }
 
 }  // namespace
 
 double element(const ConstView& view, int64_t i, int64_t j, int64_t k, int64_t l) {
   const int64_t at = i * view.stride(0) + j * view.stride(1) + k * view.stride(2) + l * view.stride(3);
+  if (view.dtype() == DType::f8_e4m3) return static_cast<float>(view.as<f8_e4m3>()[at]);
   if (view.dtype() == DType::bf16) return static_cast<float>(view.as<bf16>()[at]);
   return view.as<float>()[at];
+}
+
+double cached_key(const KvView& kv, int64_t slot, int64_t head, int64_t d) {
+  const auto* rows = static_cast<const std::byte*>(kv.k);
+  if (kv.format == KvFormat::fp8_ds_mla) return mixed_row(rows + slot * kv.k_stride, kv.v_dim, d);
+  return stored(kv.k, kv.dtype, slot * kv.k_stride + head * kv.k_dim + d) * layer_scale(kv.dtype, kv.scales.k);
+}
+
+double cached_value(const KvView& kv, int64_t slot, int64_t head, int64_t d) {
+  if (kv.format == KvFormat::fp8_ds_mla) return cached_key(kv, slot, head, d);
+  return stored(kv.v, kv.dtype, slot * kv.v_stride + head * kv.v_dim + d) * layer_scale(kv.dtype, kv.scales.v);
 }
 
 ReferenceAttention reference_attend(const Attention& args) {
@@ -45,8 +70,13 @@ ReferenceAttention reference_attend(const Attention& args) {
   const int64_t dv = args.out.size(3);
   const bool paged = args.paged.kv.k != nullptr;
   const KvView& kv = args.paged.kv;
-  const Packed keys(paged ? paged_plane(kv, kv.k, kv.k_stride, dk) : args.rows.k);
-  const Packed values(paged ? paged_plane(kv, kv.v, kv.v_stride, dv) : args.rows.v);
+  const auto from_cache = [&](auto number, int64_t dim) {
+    return Packed(kv.slots, kv.kv_heads, dim, [&](int64_t slot, int64_t head, int64_t d) { return number(kv, slot, head, d); });
+  };
+  const Packed keys =
+      paged ? from_cache(cached_key, dk) : Packed(args.rows.k, layer_scale(args.rows.k.dtype(), args.rows.scales.k));
+  const Packed values =
+      paged ? from_cache(cached_value, dv) : Packed(args.rows.v, layer_scale(args.rows.v.dtype(), args.rows.scales.v));
   const int64_t group = blocks * heads / keys.heads;
 
   ReferenceAttention result;

@@ -8,8 +8,12 @@
 
 namespace weft::test {
 
-/// One element of a float32 or bfloat16 tensor.
+/// One element of a float32, bfloat16 or float8_e4m3 tensor.
 double element(const ConstView& view, int64_t i, int64_t j = 0, int64_t k = 0, int64_t l = 0);
+
+/// Number `d` of a head's key, or value, in row `slot` of the cache: what is stored there times its scale.
+double cached_key(const KvView& kv, int64_t slot, int64_t head, int64_t d);
+double cached_value(const KvView& kv, int64_t slot, int64_t head, int64_t d);
 
 /// What attention gives, in float64, and how large the terms were that it was summed from: errors are bounded by those.
 struct ReferenceAttention {

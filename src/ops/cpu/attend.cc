@@ -49,8 +49,10 @@ void attend_task(const Attention& args, const QueryTile& tile, const AttendTask&
   if (PairProducts<1>::suit(view)) {
     attend = few ? attend_part<PanelAttention<PairProducts, 1>> : attend_part<PanelAttention<PairProducts, 2>>;
   }
-  if (tile.count <= kStreamQueries) {
-    attend = view.kv_dtype() == DType::bf16 ? attend_part<StreamAttention<bf16>> : attend_part<StreamAttention<float>>;
+  if (tile.count <= kStreamQueries && view.kv_format() == KvFormat::elements) {
+    attend = view.kv_dtype() == DType::f8_e4m3 ? attend_part<StreamAttention<f8_e4m3>>
+             : view.kv_dtype() == DType::bf16  ? attend_part<StreamAttention<bf16>>
+                                               : attend_part<StreamAttention<float>>;
   }
   attend(tile, task, view, scratch, first, stride);
 }
@@ -150,9 +152,12 @@ void check(const Attention& args) {
   const DType dtype = paged ? args.paged.kv.dtype : args.rows.k.dtype();
   WEFT_CHECK_EQ(q.size(3), dk);
   WEFT_CHECK_EQ(args.out.size(3), dv);
-  WEFT_CHECK(dtype == DType::f32 || dtype == DType::bf16) << "keys are " << to_string(dtype);
+  WEFT_CHECK(dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f8_e4m3) << "keys are " << to_string(dtype);
   if (paged) {
     WEFT_CHECK_EQ(args.segments, 1);
+    const KvView& kv = args.paged.kv;
+    WEFT_CHECK(kv.format == KvFormat::elements || (kv.is_latent() && dv % kLatentScaleGroup == 0 && dtype == DType::f8_e4m3))
+        << "fp8_ds_mla rows of " << dv << " values";
   } else {
     WEFT_CHECK(args.rows.v.dtype() == dtype) << "values are " << to_string(args.rows.v.dtype());
     WEFT_CHECK_EQ(args.rows.v.size(1), args.rows.k.size(1));

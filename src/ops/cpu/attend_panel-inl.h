@@ -18,6 +18,7 @@
 
 #include "ops/cpu/attend_math-inl.h"
 #include "ops/cpu/attend_pairs.h"
+#include "ops/cpu/unpack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
@@ -152,6 +153,27 @@ void weigh_keys(int64_t first, int64_t count, float scale, TileScratch& s, int a
   }
 }
 
+/// Unpacks keys and values as numbers of type Out, and lets `rows` point at them. Values that are part of the keys stay so.
+template <typename Out>
+void unpack_rows(const TileView& tile, KeyRows& rows, Out* keys, Out* values) {
+  const int64_t k_dim = tile.k_dim(), v_dim = tile.v_dim();
+  const auto unpack = tile.kv_dtype() == DType::f8_e4m3 ? unpack_elements<f8_e4m3, Out>
+                      : tile.kv_dtype() == DType::bf16  ? unpack_elements<bf16, Out>
+                                                        : unpack_elements<float, Out>;
+  const bool shared = rows.values[0] == rows.keys[0];
+  for (int64_t i = 0; i < rows.count; ++i, keys += k_dim, values += v_dim) {
+    if (tile.kv_format() == KvFormat::fp8_ds_mla) {
+      unpack_fp8_ds_mla(rows.keys[i], v_dim, k_dim - v_dim, keys);
+    } else {
+      unpack(rows.keys[i], k_dim, keys);
+    }
+    if (!shared) unpack(rows.values[i], v_dim, values);
+    rows.keys[i] = keys;
+    rows.values[i] = shared ? keys : values;
+  }
+  std::fill(rows.keys + rows.count, rows.keys + kTileKeys, rows.keys[rows.count - 1]);
+}
+
 /// Products in float32, whatever the element types. Keys and values are packed as float32 first, once for all panels of the
 /// tile: rows of a cache are often a power of two apart, and would evict each other from the first-level cache.
 template <int kVectors>
@@ -164,11 +186,7 @@ struct FloatProducts {
     }
   }
   static void prepare(const TileView& tile, int, KeyRows& rows, TileScratch& s) {
-    if (tile.kv_dtype() == DType::bf16) {
-      pack<bf16>(tile, rows, s);
-    } else {
-      pack<float>(tile, rows, s);
-    }
+    unpack_rows(tile, rows, s.keys, s.values);
   }
   /// Keys [first, first + count).
   static void score(const float* queries, const KeyRows& rows, int64_t first, int64_t count, int64_t k_dim, TileScratch& s) {
@@ -179,32 +197,13 @@ struct FloatProducts {
   static void add(const KeyRows& rows, int64_t dim, int64_t end, int64_t, const float* decay, TileScratch& s, float* results) {
     add_values<kVectors>(s.scores, rows.values, rows.count, dim, end, decay, results);
   }
-
- private:
-  template <typename T>
-  static void pack(const TileView& tile, KeyRows& rows, TileScratch& s) {
-    const bool shared = rows.values[0] == rows.keys[0];
-    for (int64_t i = 0; i < rows.count; ++i) {
-      rows.keys[i] = pack_row(static_cast<const T*>(rows.keys[i]), tile.k_dim(), s.keys + i * tile.k_dim());
-      rows.values[i] =
-          shared ? rows.keys[i] : pack_row(static_cast<const T*>(rows.values[i]), tile.v_dim(), s.values + i * tile.v_dim());
-    }
-    std::fill(rows.keys + rows.count, rows.keys + kTileKeys, rows.keys[rows.count - 1]);
-  }
-  template <typename T>
-  static const float* pack_row(const T* in, int64_t count, float* out) {
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) hn::StoreU(load_elements(in + i), DF(), out + i);
-    for (; i < count; ++i) out[i] = static_cast<float>(in[i]);
-    return out;
-  }
 };
 
-/// Products of bfloat16 pairs, at twice the rate. Queries, keys and values are bfloat16 and k_dim is even.
+/// Products of bfloat16 pairs, at twice the rate. Queries are bfloat16, keys and values too or fp8, and k_dim is even.
 template <int kVectors>
 struct PairProducts {
   static bool suit(const TileView& tile) {
-    return kLanes == 16 && tile.dtype() == DType::bf16 && tile.kv_dtype() == DType::bf16 && tile.k_dim() % 2 == 0 &&
+    return kLanes == 16 && tile.dtype() == DType::bf16 && tile.kv_dtype() != DType::f32 && tile.k_dim() % 2 == 0 &&
            avx512_bf16_pair_kernels(kVectors) != nullptr;
   }
   static void load_query(const void* query, DType, int64_t k_dim, int width, int i, float* panel) {
@@ -212,8 +211,14 @@ struct PairProducts {
       std::memcpy(&panel[pair * width + i], static_cast<const bf16*>(query) + 2 * pair, sizeof(float));
     }
   }
-  /// Keys are used where they lie, unless several panels read them: see FloatProducts.
+  /// Keys are used where they lie, unless they must be unpacked or several panels read them: see FloatProducts.
   static void prepare(const TileView& tile, int panels, KeyRows& rows, TileScratch& s) {
+    if (tile.kv_dtype() == DType::f8_e4m3) {
+      // Values are unpacked into the half of their scratch that their pairs leave free.
+      unpack_rows(tile, rows, reinterpret_cast<bf16*>(s.keys), reinterpret_cast<bf16*>(s.values) + kTileKeys * tile.v_dim());
+      pack_value_pairs(rows.values, rows.count, tile.v_dim(), s.values);
+      return;
+    }
     pack_value_pairs(rows.values, rows.count, tile.v_dim(), s.values);
     if (panels == 1) return;
     auto* keys = reinterpret_cast<std::byte*>(s.keys);
@@ -297,9 +302,8 @@ class PanelAttention {
   }
 
   void attend_piece(int64_t first, KeyRows& rows, const KeyRows& next) {
-    const int64_t size = static_cast<int64_t>(size_of(tile_.kv_dtype()));
     const int64_t steps = panels_ * (rows.count / kStepKeys + tile_.v_dim() / kStepDims);
-    Prefetcher prefetcher(next, tile_.k_dim() * size, tile_.v_dim() * size, steps);
+    Prefetcher prefetcher(next, tile_.k_bytes(), tile_.v_bytes(), steps);
     Products::prepare(tile_, panels_, rows, s_);
     for (int panel = 0; panel < panels_; ++panel) {
       const SeenKeys some = seen_by_some_[panel];

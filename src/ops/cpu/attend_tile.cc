@@ -33,6 +33,8 @@ TileView::TileView(const Attention& args, const QueryTile& tile, int kv_head)
   const KvView& kv = args.paged.kv;
   if (kv.k != nullptr) {
     kv_dtype_ = kv.dtype;
+    kv_format_ = kv.format;
+    if (kv_dtype_ == DType::f8_e4m3 && kv_format_ == KvFormat::elements) scales_ = kv.scales;
     const int64_t size = static_cast<int64_t>(size_of(kv_dtype_));
     k_head_bytes_ = kv.k_dim * size;
     v_head_bytes_ = kv.v_dim * size;
@@ -45,6 +47,7 @@ TileView::TileView(const Attention& args, const QueryTile& tile, int kv_head)
   } else {
     const ConstView &k = args.rows.k, &v = args.rows.v;
     kv_dtype_ = k.dtype();
+    if (kv_dtype_ == DType::f8_e4m3) scales_ = args.rows.scales;
     const int64_t size = static_cast<int64_t>(size_of(kv_dtype_));
     k_head_bytes_ = k.stride(1) * size;
     v_head_bytes_ = v.stride(1) * size;
@@ -55,7 +58,14 @@ TileView::TileView(const Attention& args, const QueryTile& tile, int kv_head)
   }
 }
 
-float TileView::base2_scale() const { return static_cast<float>(args_.scale * std::numbers::log2e); }
+float TileView::base2_scale() const {
+  return static_cast<float>(double{args_.scale} * double{scales_.k} * std::numbers::log2e);
+}
+
+int64_t TileView::k_bytes() const {
+  if (kv_format_ == KvFormat::fp8_ds_mla) return fp8_ds_mla_row_bytes(v_dim_, k_dim_ - v_dim_);
+  return k_dim_ * static_cast<int64_t>(size_of(kv_dtype_));
+}
 
 TileView::Place TileView::place(int i) const {
   const int64_t head = (kv_head_ + i / tile_.count) * group_ + (tile_.head + i % tile_.count) % group_;
@@ -98,7 +108,7 @@ void TileView::locate(int64_t first, int64_t count, KeyRows& rows) const {
 void TileView::write(int i, const float* result, int64_t stride, float max, float sum) const {
   const Place at = place(i);
   const auto write_row = args_.out.dtype() == DType::bf16 ? write_scaled<bf16> : write_scaled<float>;
-  write_row(result, stride, v_dim_, sum > 0 ? 1 / sum : 0.0f, bytes_of(args_.out, at.block, at.row, at.head));
+  write_row(result, stride, v_dim_, sum > 0 ? scales_.v / sum : 0.0f, bytes_of(args_.out, at.block, at.row, at.head));
   *reinterpret_cast<float*>(bytes_of(args_.lse, at.block, at.row, at.head)) =
       sum > 0 ? static_cast<float>(max * std::numbers::ln2 + std::log(static_cast<double>(sum))) : -HUGE_VALF;
 }

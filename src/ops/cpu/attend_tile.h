@@ -50,10 +50,16 @@ class TileView {
   int64_t v_dim() const { return v_dim_; }
   DType dtype() const { return args_.q.dtype(); }
   DType kv_dtype() const { return kv_dtype_; }
+  /// How keys and values are stored: with kv_dtype() elements, or as rows with scales of their own.
+  KvFormat kv_format() const { return kv_format_; }
+  /// From the product of a query with the stored elements of a key to the base-2 score.
   float base2_scale() const;
   /// Bytes from a key, or value, of one KV head to that of the next.
   int64_t k_head_bytes() const { return k_head_bytes_; }
   int64_t v_head_bytes() const { return v_head_bytes_; }
+  /// Bytes that one key, or value, takes where it is stored.
+  int64_t k_bytes() const;
+  int64_t v_bytes() const { return v_dim_ * static_cast<int64_t>(size_of(kv_dtype_)); }
 
   /// The first element of query i.
   const void* query(int i) const;
@@ -81,7 +87,7 @@ class TileView {
     }
   }
 
-  /// Writes out and lse of query i from its result before division, whose elements are `stride` apart.
+  /// Writes out and lse of query i from its result before division, in stored elements, which are `stride` apart.
   void write(int i, const float* result, int64_t stride, float max, float sum) const;
 
  private:
@@ -95,6 +101,8 @@ class TileView {
   const int kv_head_;
   const int64_t heads_, group_, k_dim_, v_dim_;
   DType kv_dtype_;
+  KvFormat kv_format_ = KvFormat::elements;
+  KvScales scales_;  ///< of stored elements
   // The source: row `slot` of a plane of KV head kv_head_.
   const std::byte *keys_, *values_;
   int64_t k_stride_, v_stride_;  ///< bytes

@@ -1,4 +1,4 @@
-// Float32 vectors from and to memory that holds float32 or bfloat16. Compiled once per instruction set.
+// Float32 vectors from and to memory that holds float32 or bfloat16, and from float8_e4m3. Compiled once per instruction set.
 
 #if defined(WEFT_OPS_CPU_ELEMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_OPS_CPU_ELEMENTS_INL_H_
@@ -28,6 +28,26 @@ HWY_INLINE F32 load_elements(const bf16* p) {
   namespace hn = hwy::HWY_NAMESPACE;
   const auto half = hn::LoadU(ElementsU16(), reinterpret_cast<const uint16_t*>(p));
   return hn::BitCast(ElementsF32(), hn::ShiftLeft<16>(hn::PromoteTo(ElementsU32(), half)));
+}
+
+HWY_INLINE F32 load_elements(const f8_e4m3* p) {
+  namespace hn = hwy::HWY_NAMESPACE;
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  // The bits of e4m3 in the places of a half float are 1/256 of the value, subnormals included. With the sign extended to 16
+  // bits and shifted by 7, only bit 14 does not belong there. Code 0x7f is the only one that a unit in its last place carries
+  // into the top bit of the exponent: that makes it the NaN which it stands for.
+  const hn::Rebind<int8_t, ElementsF32> di8;
+  const hn::Rebind<int16_t, ElementsF32> di16;
+  const auto wide = hn::ShiftLeft<7>(hn::PromoteTo(di16, hn::LoadU(di8, reinterpret_cast<const int8_t*>(p))));
+  const auto half = hn::And(wide, hn::Set(di16, static_cast<int16_t>(0xbfff)));
+  const auto nan = hn::And(hn::Add(half, hn::Set(di16, 0x80)), hn::Set(di16, 0x4000));
+  const hn::Rebind<hwy::float16_t, ElementsF32> df16;
+  return hn::Mul(hn::PromoteTo(ElementsF32(), hn::BitCast(df16, hn::Or(half, nan))), hn::Set(ElementsF32(), 256.0f));
+#else
+  HWY_ALIGN float lanes[kF32Lanes];
+  for (int64_t i = 0; i < kF32Lanes; ++i) lanes[i] = static_cast<float>(p[i]);
+  return hn::Load(ElementsF32(), lanes);
+#endif
 }
 
 HWY_INLINE void store_elements(F32 value, float* p) { hwy::HWY_NAMESPACE::StoreU(value, ElementsF32(), p); }

@@ -3,64 +3,84 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/cpu/kv_elements.h"
+
 namespace weft::cpu {
 namespace {
 
-template <typename In, typename Out>
-void convert(const void* in, int64_t count, void* out) {
-  const In* from = static_cast<const In*>(in);
-  Out* to = static_cast<Out*>(out);
-  for (int64_t i = 0; i < count; ++i) to[i] = Out(static_cast<float>(from[i]));
+/// One of the planes: where its rows lie.
+struct Rows {
+  const std::byte* data;
+  int64_t stride;  ///< bytes
+  int64_t bytes;   ///< of a row's numbers
+  float scale;
+};
+
+Rows key_rows(const KvView& kv) {
+  return {static_cast<const std::byte*>(kv.k), kv.k_stride * static_cast<int64_t>(size_of(kv.dtype)), kv.k_row_bytes(),
+          kv.scales.k};
+}
+Rows value_rows(const KvView& kv) {
+  return {static_cast<const std::byte*>(kv.v), kv.v_stride * static_cast<int64_t>(size_of(kv.dtype)), kv.v_row_bytes(),
+          kv.scales.v};
 }
 
-// One row of one plane: `heads` runs of adjacent elements.
-void gather_row(const std::byte* row, DType dtype, View out) {
-  for (int64_t head = 0; head < out.size(0); ++head) {
-    const int64_t dim = out.size(1);
-    auto* target = static_cast<std::byte*>(out.data()) + head * out.stride(0) * static_cast<int64_t>(size_of(out.dtype()));
-    if (row == nullptr) {
-      std::memset(target, 0, static_cast<size_t>(dim) * size_of(out.dtype()));
-    } else {
-      copy_elements(row + head * dim * static_cast<int64_t>(size_of(dtype)), dtype, dim, target, out.dtype());
+// One row: bytes as they are, or `heads` runs of adjacent numbers.
+void gather_row(const KvView& kv, const std::byte* row, float scale, View out) {
+  auto* target = static_cast<std::byte*>(out.data());
+  const auto size = static_cast<int64_t>(size_of(out.dtype()));
+  if (out.dtype() == DType::u8) {
+    std::memcpy(target, row, static_cast<size_t>(out.size(0)));
+  } else if (kv.format == KvFormat::fp8_ds_mla) {
+    load_fp8_ds_mla(row, kv.v_dim, kv.k_dim - kv.v_dim, target, out.dtype());
+  } else {
+    const int64_t dim = out.size(1), head_bytes = dim * static_cast<int64_t>(size_of(kv.dtype));
+    for (int64_t head = 0; head < out.size(0); ++head) {
+      copy_elements(row + head * head_bytes, kv.dtype, dim, target + head * out.stride(0) * size, out.dtype(), scale);
     }
   }
 }
 
-const std::byte* row_of(const void* plane, int64_t stride, DType dtype, int32_t slot) {
-  if (slot < 0) return nullptr;
-  return static_cast<const std::byte*>(plane) + slot * stride * static_cast<int64_t>(size_of(dtype));
+void clear_row(View out) {
+  const int64_t heads = out.dtype() == DType::u8 ? 1 : out.size(0), dim = out.size(out.dims() - 1);
+  const auto size = static_cast<int64_t>(size_of(out.dtype()));
+  for (int64_t head = 0; head < heads; ++head) {
+    std::memset(static_cast<std::byte*>(out.data()) + head * out.stride(0) * size, 0, static_cast<size_t>(dim * size));
+  }
+}
+
+void check(const View& out, int64_t rows, const KvView& kv, int64_t dim, int64_t row_bytes) {
+  WEFT_CHECK_EQ(out.size(0), rows);
+  if (out.dtype() == DType::u8) {
+    WEFT_CHECK_EQ(out.dims(), 2);
+    WEFT_CHECK_EQ(out.size(1), row_bytes);
+    WEFT_CHECK_EQ(out.stride(1), 1);
+  } else {
+    WEFT_CHECK(out.dtype() == DType::f32 || out.dtype() == DType::bf16) << to_string(out.dtype());
+    WEFT_CHECK_EQ(out.dims(), 3);
+    WEFT_CHECK_EQ(out.size(1), kv.kv_heads);
+    WEFT_CHECK_EQ(out.size(2), dim);
+    WEFT_CHECK_EQ(out.stride(2), 1);
+  }
 }
 
 }  // namespace
 
-void copy_elements(const void* in, DType in_dtype, int64_t count, void* out, DType out_dtype) {
-  if (in_dtype == out_dtype) {
-    std::memcpy(out, in, static_cast<size_t>(count) * size_of(in_dtype));
-  } else if (in_dtype == DType::f32 && out_dtype == DType::bf16) {
-    convert<float, bf16>(in, count, out);
-  } else {
-    WEFT_CHECK(in_dtype == DType::bf16 && out_dtype == DType::f32) << to_string(in_dtype) << " to " << to_string(out_dtype);
-    convert<bf16, float>(in, count, out);
-  }
-}
-
 void gather_rows(Pool& pool, const KvView& kv, const int32_t* slots, View k, View v) {
-  WEFT_CHECK_EQ(k.size(1), kv.kv_heads);
-  WEFT_CHECK_EQ(k.size(2), kv.k_dim);
-  WEFT_CHECK_EQ(k.stride(2), 1);
-  if (!v.empty()) {
-    WEFT_CHECK_EQ(v.size(0), k.size(0));
-    WEFT_CHECK_EQ(v.size(1), kv.kv_heads);
-    WEFT_CHECK_EQ(v.size(2), kv.v_dim);
-    WEFT_CHECK_EQ(v.stride(2), 1);
-  }
-  constexpr int64_t kRows = 32;  // of one task: some 10 KiB to copy, well above what taking a task costs
   const int64_t rows = k.size(0);
+  const Rows keys = key_rows(kv), values = value_rows(kv);
+  check(k, rows, kv, kv.k_dim, keys.bytes);
+  if (!v.empty()) check(v, rows, kv, kv.v_dim, values.bytes);
+  constexpr int64_t kRows = 32;  // of one task: some 10 KiB to copy, well above what taking a task costs
   pool.run((rows + kRows - 1) / kRows, [&](int64_t task, int) {
     for (int64_t row = task * kRows; row < std::min(rows, (task + 1) * kRows); ++row) {
-      WEFT_CHECK_LT(slots[row], kv.slots);
-      gather_row(row_of(kv.k, kv.k_stride, kv.dtype, slots[row]), kv.dtype, k.at(row));
-      if (!v.empty()) gather_row(row_of(kv.v, kv.v_stride, kv.dtype, slots[row]), kv.dtype, v.at(row));
+      const int64_t slot = slots != nullptr ? slots[row] : row;
+      WEFT_CHECK_LT(slot, kv.slots);
+      const auto gather = [&](const Rows& from, View out) {
+        slot < 0 ? clear_row(out) : gather_row(kv, from.data + slot * from.stride, from.scale, out);
+      };
+      gather(keys, k.at(row));
+      if (!v.empty()) gather(values, v.at(row));
     }
   });
 }

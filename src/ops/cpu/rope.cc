@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/cpu/gather.h"
+#include "ops/cpu/kv_elements.h"
 
 namespace weft::cpu {
 namespace {
@@ -31,11 +31,11 @@ void rotate_row(ConstView in, const float* cos, const float* sin, const RopeAppe
 }
 
 // Row [heads, dim] to `target`, heads adjacent.
-void store_heads(ConstView row, void* target, DType dtype) {
+void store_heads(ConstView row, void* target, DType dtype, float scale) {
   const int64_t in_size = static_cast<int64_t>(size_of(row.dtype())), out_size = static_cast<int64_t>(size_of(dtype));
   for (int64_t head = 0; head < row.size(0); ++head) {
     copy_elements(static_cast<const std::byte*>(row.data()) + head * row.stride(0) * in_size, row.dtype(), row.size(1),
-                  static_cast<std::byte*>(target) + head * row.size(1) * out_size, dtype);
+                  static_cast<std::byte*>(target) + head * row.size(1) * out_size, dtype, scale);
   }
 }
 
@@ -45,12 +45,14 @@ void append_row(const RopeAppend& args, int64_t row) {
   if (slot < 0) return;
   WEFT_CHECK_LT(slot, kv.slots) << "row " << row;
   auto* key = static_cast<std::byte*>(kv.k) + slot * kv.k_stride * size;
-  if (kv.is_latent()) {
-    store_heads(args.latent.at(row), key, kv.dtype);
-    store_heads(args.k_out.at(row), key + kv.v_dim * size, kv.dtype);
+  if (kv.format == KvFormat::fp8_ds_mla) {
+    store_fp8_ds_mla(args.latent.at(row).data(), kv.v_dim, args.k_out.at(row).data(), kv.k_dim - kv.v_dim, args.q.dtype(), key);
+  } else if (kv.is_latent()) {
+    store_heads(args.latent.at(row), key, kv.dtype, kv.scales.v);
+    store_heads(args.k_out.at(row), key + kv.v_dim * size, kv.dtype, kv.scales.k);
   } else {
-    store_heads(args.k_out.at(row), key, kv.dtype);
-    store_heads(args.v.at(row), static_cast<std::byte*>(kv.v) + slot * kv.v_stride * size, kv.dtype);
+    store_heads(args.k_out.at(row), key, kv.dtype, kv.scales.k);
+    store_heads(args.v.at(row), static_cast<std::byte*>(kv.v) + slot * kv.v_stride * size, kv.dtype, kv.scales.v);
   }
 }
 
@@ -74,6 +76,9 @@ void check(const RopeAppend& args) {
     WEFT_CHECK_EQ(table->stride(1), 1);
   }
   const KvView& kv = args.kv;
+  WEFT_CHECK(kv.format == KvFormat::elements || (kv.is_latent() && kv.v_dim % kLatentScaleGroup == 0))
+      << "fp8_ds_mla rows of " << kv.v_dim << " values";
+  WEFT_CHECK(!kv.is_latent() || kv.scales.k == kv.scales.v) << kv.scales.k << " and " << kv.scales.v << " for one row";
   const int64_t k_dim = kv.is_latent() ? kv.k_dim - kv.v_dim : kv.k_dim;
   WEFT_CHECK_LE(args.rotary, k_dim);
   check_heads("q", args.q, rows, args.q.size(1), args.q.size(2), dtype);
