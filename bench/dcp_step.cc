@@ -46,8 +46,10 @@ int main(int argc, char** argv) {
   try {
     EngineConfig woven = config;
     woven.decode_context_parallel_size = 2;
-    Engine one(config), two(woven);
-    DecodeTurns plain(one, sequences, context, rounds * steps), dcp(two, sequences, context, rounds * steps);
+    weft::bench::StepGate one_gate, two_gate;
+    Engine one(config, one_gate.hooks()), two(woven, two_gate.hooks());
+    DecodeTurns plain(one_gate, one, sequences, context, rounds * steps),
+        dcp(two_gate, two, sequences, context, rounds * steps);
     std::vector<double> ratios;
     std::printf("| round | W = 1 ms | W = 2 ms | ratio |\n|---|---|---|---|\n");
     for (int round = 0; round < rounds; ++round) {

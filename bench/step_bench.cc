@@ -40,7 +40,7 @@ void answer(const std::vector<double>& seconds = {}) {
   std::fflush(stdout);
 }
 
-void serve(Engine& engine) {
+void serve(weft::bench::StepGate& gate, Engine& engine) {
   std::unique_ptr<DecodeTurns> turns;
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
@@ -50,7 +50,7 @@ void serve(Engine& engine) {
     if (request == "prefill" && !turns) {
       answer({weft::bench::time_prefill(engine, a)});
     } else if (request == "decode" && !turns) {
-      turns = std::make_unique<DecodeTurns>(engine, a, b, c);
+      turns = std::make_unique<DecodeTurns>(gate, engine, a, b, c);
       answer();
     } else if (request == "go" && turns) {
       answer(turns->go(a));
@@ -80,6 +80,7 @@ EngineConfig parse(int argc, char** argv) {
   if (model.empty()) throw weft::UserError("usage: weft_step_bench MODEL_DIR [engine flags]");
   EngineConfig config = weft::engine_config(given, [](const char* name) { return std::getenv(name); });
   config.model_dir = model;
+  config.enable_prefix_caching = false;  // the same prompts are timed again and again
   return config;
 }
 
@@ -88,8 +89,9 @@ EngineConfig parse(int argc, char** argv) {
 int main(int argc, char** argv) {
   weft::log::start();
   try {
-    Engine engine(parse(argc, argv));
-    serve(engine);
+    weft::bench::StepGate gate;
+    Engine engine(parse(argc, argv), gate.hooks());
+    serve(gate, engine);
   } catch (const std::exception& error) {
     weft::log::error("{}", error.what());
     return 1;

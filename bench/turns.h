@@ -3,9 +3,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <exception>
+#include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "engine/engine.h"
@@ -23,40 +22,53 @@ int32_t token(uint32_t sequence, uint32_t position, int64_t vocab);
 /// Seconds from the submission of a prompt of `tokens` tokens to its first generated token.
 double time_prefill(Engine& engine, int tokens);
 
-/// A batch of sequences that decodes in turns: between turns the engine rests inside its token callback, so that two engines,
-/// or an engine and another program, can be timed alternately in the same minutes. Tokens are forced, not sampled, so both
-/// sides of a comparison feed the same ones.
+class DecodeTurns;
+
+/// Stands between an engine and whoever wants to stop it between two steps. Made before the engine, gone after it.
+class StepGate {
+ public:
+  Engine::Hooks hooks();
+
+ private:
+  friend class DecodeTurns;
+  std::mutex mutex_;  // guards the pointer
+  DecodeTurns* turns_ = nullptr;
+};
+
+/// A batch of sequences that decodes in turns: between turns the engine rests behind a step, so that two engines, or an engine
+/// and another program, can be timed alternately in the same minutes. Tokens are forced, not sampled, so both sides of a
+/// comparison feed the same ones.
 class DecodeTurns {
  public:
   /// Runs the prompts of `sequences` sequences. After `total_steps` steps their contexts hold `context` tokens, or up to two
-  /// more where prompts are too long for one step.
-  DecodeTurns(Engine& engine, int sequences, int context, int total_steps);
+  /// more where prompts are too long for one step. `engine` has the hooks of `gate`.
+  DecodeTurns(StepGate& gate, Engine& engine, int sequences, int context, int total_steps);
   /// Lets what is left of the run go through.
   ~DecodeTurns();
   DecodeTurns(const DecodeTurns&) = delete;
   DecodeTurns& operator=(const DecodeTurns&) = delete;
 
   /// Decodes `steps` tokens of every sequence and returns the seconds of each step, the engine's own planning included.
-  /// Requires: no more than `total_steps` in all. Throws what the engine threw.
+  /// Requires: no more than `total_steps` in all. Throws what the engine failed with.
   std::vector<double> go(int steps);
 
  private:
-  void run(Engine& engine, const std::vector<Prompt>& prompts);
-  void on_token(size_t prompt);
+  friend class StepGate;
+  void on_step();
   void rest(std::unique_lock<std::mutex>& lock);
+  void wait_for_rest(std::unique_lock<std::mutex>& lock);
 
-  int sequences_ = 0, total_steps_ = 0, steps_taken_ = 0;
+  StepGate& gate_;
+  Engine& engine_;
+  int total_steps_ = 0, steps_taken_ = 0;
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
+  std::vector<std::shared_ptr<RequestStream>> streams_;
+  enum class Stage : uint8_t { submitting, reading, decoding, draining } stage_ = Stage::submitting;
   int steps_left_ = 0;  // of this turn
-  bool resting_ = false, draining_ = false, over_ = false;
-  std::exception_ptr error_;
+  bool resting_ = false;
   std::vector<double> seconds_;  // of this turn's steps
-  std::vector<int> emitted_;     // tokens of each sequence
-  int started_ = 0;              // sequences that have a token
-  size_t events_ = 0;            // token events since all sequences decode
   Clock::time_point mark_;
-  std::thread runner_;
 };
 
 }  // namespace weft::bench

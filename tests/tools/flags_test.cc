@@ -83,7 +83,9 @@ TEST(Flags, TheNamesThatUsersKnowAreThere) {
                            "device",
                            "threads",
                            "seed",
-                           "dcp-exchange"})
+                           "dcp-exchange",
+                           "enable-prefix-caching",
+                           "memory-per-rank"})
     EXPECT_NE(find_flag(name), nullptr) << name;
   EXPECT_EQ(find_flag("tensor"), nullptr);
   EXPECT_EQ(find_flag(""), nullptr);
@@ -99,7 +101,10 @@ TEST(Flags, EveryDefaultIsAcceptedAndChangesNothing) {
 
 TEST(Flags, EveryFlagSetsItsOwnFieldAndNoOther) {
   for (const Flag& f : engine_flags()) {
-    const int64_t value = f.kind == Flag::Kind::choice ? 1 : f.get(EngineConfig{}) + 1;
+    // A switch that is on goes off, a choice takes its second word, a number one more.
+    const int64_t value = f.kind == Flag::Kind::choice    ? 1
+                          : f.kind == Flag::Kind::boolean ? 1 - f.get(EngineConfig{})
+                                                          : f.get(EngineConfig{}) + 1;
     EngineConfig config;
     f.set(config, value);
     for (const Flag& other : engine_flags())
@@ -119,13 +124,19 @@ TEST(Flags, DefaultsOfTheContract) {
                                                      {"max-num-batched-tokens", "2048"},
                                                      {"load-format", "auto"},
                                                      {"num-layers", "all"},
+                                                     {"enable-prefix-caching", "true"},
+                                                     {"batch-invariant", "false"},
+                                                     {"tpot-target-ms", "none"},
+                                                     {"max-queued-requests", "1024"},
+                                                     {"memory-per-rank", "none"},
+                                                     {"kv-cache-scale", "auto"},
                                                      {"dcp-exchange", "auto"}};
   for (const auto& [name, text] : wanted) EXPECT_EQ(flag(name.c_str()).default_text(), text) << name;
 }
 
 TEST(Flags, BoundsAreAcceptedAndTheirNeighboursRefused) {
   for (const Flag& f : engine_flags()) {
-    if (f.kind == Flag::Kind::choice) continue;
+    if (f.kind != Flag::Kind::integer && f.kind != Flag::Kind::size) continue;
     EXPECT_EQ(f.parse(std::to_string(f.min), f.name), f.min);
     EXPECT_EQ(f.parse(std::to_string(f.max), f.name), f.max);
     EXPECT_THROW(f.parse(std::to_string(f.min - 1), f.name), UserError) << f.name;
@@ -147,11 +158,50 @@ TEST(Flags, RefusalsNameFlagValueAndRange) {
   EXPECT_THAT(refusal_of("dtype", std::string(1000, 'x').c_str()), HasSubstr("...\""));
 }
 
-TEST(Flags, WordsOfLaterVersionsAreRefusedByName) {
-  for (const char* word : {"fp8", "fp8_e4m3", "fp8_ds_mla"})
-    EXPECT_EQ(refusal_of("kv-cache-dtype", word),
-              std::string("--kv-cache-dtype ") + word + " is not in this version; use auto or bfloat16");
+TEST(Flags, WordsThatUsersKnowAreRefusedByNameAndWithAReason) {
+  EXPECT_EQ(refusal_of("kv-cache-dtype", "fp8_e5m2"),
+            "--kv-cache-dtype fp8_e5m2 is not supported: two bits of mantissa are too coarse for keys; use fp8, which is e4m3");
   EXPECT_EQ(refusal_of("device", "cuda"), "--device cuda is not in this build; use auto or cpu");
+}
+
+TEST(Flags, DecimalsHaveUpToNineDigitsBehindThePoint) {
+  const Flag& scale = flag("kv-cache-scale");
+  EngineConfig config;
+  for (const auto& [text, value] : std::map<std::string, double>{
+           {"1", 1}, {"0.25", 0.25}, {"4.0", 4}, {"0.000000001", 1e-9}, {"1000000", 1e6}, {"auto", 0}}) {
+    scale.set(config, scale.parse(text, "--kv-cache-scale"));
+    EXPECT_DOUBLE_EQ(config.kv_cache_scale, value) << text;
+  }
+  for (const char* text : {"", ".", "1.", ".5", "-1", "0", "0.0", "1e3", "0.0000000001", "1000000.1", "1.5k", "nan", "1,5",
+                           " 1", "9223372036854775807"})
+    EXPECT_THROW(scale.parse(text, "x"), UserError) << text;
+  EXPECT_EQ(refusal_of("tpot-target-ms", "fast"), "--tpot-target-ms must be a number, 0.001 to 3600000, or none: got \"fast\"");
+}
+
+TEST(Flags, SwitchesAreTrueOrFalse) {
+  EngineConfig config;
+  const Flag& caching = flag("enable-prefix-caching");
+  for (const auto& [text, value] : std::map<std::string, bool>{{"true", true}, {"false", false}, {"1", true}, {"0", false}}) {
+    caching.set(config, caching.parse(text, "x"));
+    EXPECT_EQ(config.enable_prefix_caching, value) << text;
+  }
+  EXPECT_EQ(refusal_of("batch-invariant", "yes"), "--batch-invariant must be true or false: got \"yes\"");
+}
+
+TEST(Flags, TheTwoNamesOfE4m3AreOne) {
+  EXPECT_EQ(config_of({{"kv-cache-dtype", "fp8_e4m3"}}).kv_cache_dtype, KvCacheDType::fp8);
+  EXPECT_EQ(config_of({{"kv-cache-dtype", "fp8"}}).kv_cache_dtype, KvCacheDType::fp8);
+}
+
+TEST(Variables, ThatLookMuchLikeAFlagsAreRefused) {
+  EXPECT_EQ(refusal([] { refuse_misspelt_variables({"WEFT_BLOCKSIZE"}); }),
+            "unknown variable WEFT_BLOCKSIZE: did you mean WEFT_BLOCK_SIZE?");
+  EXPECT_EQ(refusal([] { refuse_misspelt_variables({"WEFT_MAX_MODLE_LEN"}); }),
+            "unknown variable WEFT_MAX_MODLE_LEN: did you mean WEFT_MAX_MODEL_LEN?");
+  EXPECT_EQ(refusal([] {
+              refuse_misspelt_variables({"WEFT_SEED", "WEFT_BLOCK_SIZE", "WEFT_TALLY", "WEFT_STAMPS", "WEFT_"});
+            }),
+            "");
 }
 
 TEST(ParseSize, SuffixesAreOfThousandsInLowerCaseAndOf1024InUpperCase) {
@@ -202,7 +252,7 @@ TEST(EngineConfig, NothingButItsFlagChangesTheInterleaveSize) {
   for (const Flag& f : engine_flags()) {
     if (f.name == "cp-kv-cache-interleave-size") continue;
     EngineConfig config;
-    f.set(config, f.kind == Flag::Kind::choice ? 1 : f.max);
+    f.set(config, f.kind == Flag::Kind::choice || f.kind == Flag::Kind::boolean ? 1 : f.max);
     EXPECT_EQ(config.cp_kv_cache_interleave_size, 1) << f.name;
   }
 }
@@ -216,6 +266,10 @@ TEST(PlainArguments, KnowTheSpellingsThatUsersBring) {
               ElementsAre("--num-gpu-blocks-override=7", "--cp-kv-cache-interleave-size=2"));
   EXPECT_THAT(plain_arguments({"-tp", "-1"}), ElementsAre("--tensor-parallel-size=-1"));
   EXPECT_THAT(plain_arguments({"--seed="}), ElementsAre("--seed="));
+  EXPECT_THAT(plain_arguments({"--enable-prefix-caching", "model", "--no-enable_prefix_caching", "--batch-invariant=true"}),
+              ElementsAre("--enable-prefix-caching=true", "model", "--enable-prefix-caching=false", "--batch-invariant=true"));
+  EXPECT_EQ(refusal([] { plain_arguments({"--no-batch-invariant=1"}); }), "--no-batch-invariant takes no value");
+  EXPECT_THAT(plain_arguments({"--no-seed", "1"}), ElementsAre("--no-seed", "1")) << "not a switch";
 }
 
 TEST(PlainArguments, LeaveTheRestAlone) {

@@ -96,10 +96,14 @@ TEST_F(WeftBinary, WhatCannotBeDoneEndsInOneLineAndStatusTwo) {
       {"inspect " + model + " --num-layers 99", "--num-layers must be 1 to 3, or all: got 99"},
       {"inspect " + model + " --memory-per-rank much", "--memory-per-rank"},
       {"inspect " + model + " --memory-per-rank 1k", "no room for KV"},
-      {"inspect " + (dir_ / "nowhere").string(), "nowhere"},
+      {"inspect " + model + " --memory-per-rank 1G --kv-cache-memory-bytes 1M",
+       "--memory-per-rank and --kv-cache-memory-bytes"},
+      {"inspect " + (dir_ / "nowhere").string(), "no such model folder: " + (dir_ / "nowhere").string()},
       {"generate " + model + " --prompt-ids 5,x", "--prompt-ids"},
       {"generate " + model + " --prompt-ids 5 --max-tokens 0", "--max-tokens"},
       {"generate " + model + " --prompt-ids 2000000000", "vocabulary"},
+      {"generate " + model + " --prompt-ids 5 --max-tokens 99999",
+       "the request is too long: 1 prompt tokens and max_tokens 99999"},
       {"generate " + dir_.string() + " --prompt-ids 5", "config.json"},
       {"eval " + model + prompts("nothing.json") + out, "nothing.json"},
       {"eval " + model + prompts("pipe") + out, "no such file"},
@@ -252,6 +256,34 @@ TEST_F(WeftBinary, GenerateShowsTokensAndSharesAndTwoRanksSayTheSame) {
   for (auto it = std::sregex_iterator(two.out.begin(), two.out.end(), line); it != std::sregex_iterator(); ++it)
     shares.push_back((*it)[1].str() + " " + (*it)[2].str());
   EXPECT_THAT(shares, ElementsAre("2 1", "2 2", "3 2", "3 3"));
+}
+
+TEST_F(WeftBinary, GenerateAsJsonSaysTheSame) {
+  const std::string command = "generate " + (kGoldens / "deepseek_v2_lite").string() +
+                              " --prompt-ids 5,6,7 --max-tokens 4 --dtype float32 -tp 2 -dcp 2";
+  const Outcome text = run(command), json = run(command + " --json");
+  ASSERT_EQ(json.status, 0) << json.err;
+  const auto result = nlohmann::json::parse(json.out);
+  EXPECT_EQ(result["prompt_tokens"], 3);
+  EXPECT_THAT(result["kv_tokens_per_rank"], ElementsAre(3, 3));
+  std::string ids = "generated ";
+  for (const auto& id : result["token_ids"]) ids += (ids.back() == ' ' ? "" : ",") + std::to_string(id.get<int>());
+  EXPECT_EQ(ids + "\n", generated(text));
+}
+
+TEST_F(WeftBinary, AForeignTokenIsRefusedBeforeWeightsAreRead) {
+  const fs::path model = config_only("unread", read(kGoldens / "llama_tied/config.json"));  // it has no weights
+  const Outcome outcome = run("generate " + model.string() + " --prompt-ids 2000000000");
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("the prompt holds token 2000000000: the vocabulary has ids 0 to"));
+}
+
+TEST_F(WeftBinary, AMisspeltVariableIsNoSilentNothing) {
+  ASSERT_EQ(::setenv("WEFT_BLOCKSIZE", "32", 1), 0);
+  const Outcome outcome = run("inspect " + (kGoldens / "llama_tied").string());
+  ::unsetenv("WEFT_BLOCKSIZE");
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("did you mean WEFT_BLOCK_SIZE?"));
 }
 
 TEST_F(WeftBinary, DummyWeightsNeedTheConfigAloneAndFollowTheSeed) {
