@@ -3,7 +3,10 @@
 
 #include <benchmark/benchmark.h>
 
+#include <array>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #include "ops/cpu/cpu_ops.h"
@@ -24,6 +27,49 @@ struct Rows {
   View view;
   Rows(CpuOps& ops, DType dtype, int64_t rows, int64_t width)
       : bytes(ops.allocate(static_cast<size_t>(rows * width) * size_of(dtype))), view(bytes.data(), dtype, {rows, width}) {}
+};
+
+/// The same wish for every logit row.
+class Sampled {
+ public:
+  Sampled(CpuOps& ops, View logits, const SamplingRow& row = {})
+      : ops_(ops),
+        logits_(logits),
+        rows_(static_cast<size_t>(logits.size(0)), row),
+        logit_row_(rows_.size()),
+        ids_(rows_.size()),
+        log_probs_(2 * rows_.size()),
+        top_ids_(rows_.size() * static_cast<size_t>(row.top_log_probs)),
+        top_log_probs_(top_ids_.size()),
+        memory_(ops.allocate(ops.sampling_workspace_bytes(logits.size(0), logits.size(1)))) {
+    std::iota(logit_row_.begin(), logit_row_.end(), 0);
+  }
+  /// Each call draws other random numbers.
+  void run() {
+    for (SamplingRow& row : rows_) ++row.position;
+    ops_.sample(args(), workspace(), ids_.data());
+  }
+  void run_log_probs() {
+    ops_.log_probs(args(), workspace(), ids_.data(),
+                   {.of_ids = log_probs_.data(),
+                    .of_targets = log_probs_.data() + rows_.size(),
+                    .max_top = rows_.front().top_log_probs,
+                    .top_ids = top_ids_.data(),
+                    .top_log_probs = top_log_probs_.data()});
+  }
+
+ private:
+  SampledLogits args() const { return {.logits = logits_, .rows = rows_, .logit_row = logit_row_.data()}; }
+  View workspace() const { return View(memory_.data(), DType::u8, {static_cast<int64_t>(memory_.bytes())}); }
+
+  CpuOps& ops_;
+  View logits_;
+  std::vector<SamplingRow> rows_;
+  std::vector<int32_t> logit_row_, ids_;
+  std::vector<float> log_probs_;
+  std::vector<int32_t> top_ids_;
+  std::vector<float> top_log_probs_;
+  Buffer memory_;
 };
 
 void report(benchmark::State& state, double bytes, double operations) {
@@ -126,7 +172,7 @@ void StepWithoutAttention(benchmark::State& state) {
   Rows x(ops, DType::bf16, rows, kHidden), normed(ops, DType::bf16, rows, kHidden), qkv(ops, DType::bf16, rows, kQkv);
   Rows gate_up(ops, DType::bf16, rows, 2 * kWidth), inner(ops, DType::bf16, rows, kWidth);
   Rows logits(ops, DType::f32, logit_rows, kVocabulary);
-  std::vector<int32_t> ids(static_cast<size_t>(logit_rows));
+  Sampled sampled(ops, logits.view);
   for (auto _ : state) {
     ops.rms_norm(x.view, weight.data(), 1e-6f, normed.view);
     for (const Layer& layer : layers) {
@@ -141,7 +187,7 @@ void StepWithoutAttention(benchmark::State& state) {
       ops.add_rms_norm(normed.view, x.view, weight.data(), 1e-6f, normed.view);
     }
     ops.linear(*head, normed.view.rows(rows - logit_rows, logit_rows), nullptr, logits.view);
-    ops.argmax(logits.view, ids.data());
+    sampled.run();
   }
   report(state, bytes, operations);
 }
@@ -162,14 +208,34 @@ void Elementwise(benchmark::State& state) {
 }
 BENCHMARK(Elementwise)->Arg(1)->Arg(16)->Arg(512)->UseRealTime()->Unit(benchmark::kMicrosecond);
 
-void Argmax(benchmark::State& state) {
+/// What serving asks of a vocabulary of 151,936: greedy, all tokens by temperature, the usual cuts, and log probabilities.
+void Sampling(benchmark::State& state) {
+  constexpr std::array<SamplingRow, 5> kRows = {{{},
+                                                 {.temperature = 1},
+                                                 {.temperature = 0.8f, .top_p = 0.95f},
+                                                 {.temperature = 0.8f, .top_k = 50, .top_p = 0.95f},
+                                                 {.temperature = 0.8f, .min_p = 0.05f}}};
   CpuOps ops(2);
-  Rows logits(ops, DType::f32, state.range(0), 151936);
-  std::vector<int32_t> ids(static_cast<size_t>(state.range(0)));
-  for (auto _ : state) ops.argmax(logits.view, ids.data());
+  Rows logits(ops, DType::f32, state.range(1), 151936);
+  // Spread as a language model's are: most tokens far below the few that fit.
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0, 2.5f);
+  for (int64_t i = 0; i < logits.view.count(); ++i)
+    logits.view.as<float>()[i] = normal(random) + (i % 151936 < 40 ? 0.25f * static_cast<float>(40 - i % 151936) + 8 : 0);
+  Sampled sampled(ops, logits.view, kRows[static_cast<size_t>(state.range(0))]);
+  for (auto _ : state) sampled.run();
   report(state, static_cast<double>(logits.view.bytes()), 0);
 }
-BENCHMARK(Argmax)->Arg(1)->Arg(16)->UseRealTime()->Unit(benchmark::kMicrosecond);
+BENCHMARK(Sampling)->ArgsProduct({{0, 1, 2, 3, 4}, {1, 16}})->UseRealTime()->Unit(benchmark::kMicrosecond);
+
+void LogProbabilities(benchmark::State& state) {
+  CpuOps ops(2);
+  Rows logits(ops, DType::f32, state.range(0), 151936);
+  Sampled sampled(ops, logits.view, {.top_log_probs = 20});
+  for (auto _ : state) sampled.run_log_probs();
+  report(state, static_cast<double>(logits.view.bytes()), 0);
+}
+BENCHMARK(LogProbabilities)->Arg(1)->Arg(16)->UseRealTime()->Unit(benchmark::kMicrosecond);
 
 void Route(benchmark::State& state) {
   CpuOps ops(2);

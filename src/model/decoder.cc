@@ -29,7 +29,7 @@ Decoder::Stages::Stages(Workspace& memory, const ModelConfig& config, const Rank
   const int64_t rows = limits.rows, hidden = config.hidden, half = config.rope.rotary / 2;
   tables = memory.take(DType::i32, {limits.sequences, limits.blocks_per_sequence});
   ids = memory.take(DType::i32, {rows});
-  samples = memory.take(DType::i32, {rows});
+  samples = memory.take(DType::i32, {limits.sampling_rows()});
   residual = memory.take(limits.dtype, {rows, hidden});
   h = memory.take(limits.dtype, {rows, hidden});
   delta = memory.take(limits.dtype, {rows, hidden});
@@ -50,8 +50,12 @@ Decoder::Stages::Stages(Workspace& memory, const ModelConfig& config, const Rank
   const int64_t part = EvenCut{config.vocab, grid.tp()}.padded();
   logit_rows = memory.take(limits.dtype, {limits.logit_rows, hidden});
   part_logits = memory.take(DType::f32, {limits.logit_rows * part});
-  if (grid.tp() > 1) all_part_logits = memory.take(DType::f32, {grid.tp() * limits.logit_rows * part});
-  logits = memory.take(DType::f32, {limits.logit_rows, config.vocab});
+  if (grid.tp() > 1) {
+    all_part_logits = memory.take(DType::f32, {grid.tp() * limits.logit_rows * part});
+    logits = memory.take(DType::f32, {limits.logit_rows, config.vocab});
+  }
+  const size_t work = ops.sampling_workspace_bytes(limits.logit_rows, config.vocab);
+  sampling = memory.take(DType::u8, {static_cast<int64_t>(work)});
 }
 
 size_t Decoder::workspace_bytes(const ModelConfig& config, const RankGrid& grid, const StepLimits& limits, Ops& ops,
@@ -74,6 +78,7 @@ Decoder::Decoder(const Parts& parts)
   Workspace place(memory_);
   stages_ = std::make_unique<Stages>(place, config_, grid_, limits_, ops_, exchange_);
   copy_runs_.reserve(region_.planes().size());
+  logit_row_.reserve(static_cast<size_t>(limits_.sampling_rows()));
 }
 
 void Decoder::forward(const StepPlan& plan, View hidden, StepResult& result) {
@@ -159,7 +164,7 @@ void Decoder::run_layers(const StepPlan& plan, StepResult& result) {
   ops_.rms_norm(residual, weights_.layers.front().input_norm.data(), config_.norm_eps, h);
   for (int layer = plan->first_layer; layer < plan->last_layer; ++layer) {
     const LayerWeights& w = weights_.layers[static_cast<size_t>(layer - weights_.first_layer)];
-    stages_->attention->forward(step, w, region_.view(layer), h, delta);
+    stages_->attention->forward(step, w, region_.view(layer, w.kv_scales), h, delta);
     exchange_.all_reduce_norm(delta, residual, w.post_norm.data(), config_.norm_eps, h);
     mlp(layer, w, h, delta, result, plan->record.router && recorder);
     // The norm that follows belongs to the next layer, to the head, or to the next stage (which makes its own).
@@ -201,56 +206,81 @@ void Decoder::mlp(int layer, const LayerWeights& w, ConstView h, View out, StepR
 
 void Decoder::sample(const StepPlan& plan, StepResult& result) {
   const std::span<const SamplingRow> wanted = plan[plan->sampling];
-  const size_t n = wanted.size();
-  const bool log_probs = plan->want_log_probs, logits = plan->want_logits && exchange_.tp_rank() == 0;
+  const size_t n = wanted.size(), top = static_cast<size_t>(plan->max_top_log_probs);
+  const auto vocab = static_cast<size_t>(config_.vocab);
+  const bool log_probs = plan->want_log_probs || top > 0, logits = plan->want_logits && exchange_.tp_rank() == 0;
+  WEFT_CHECK_LE(static_cast<int64_t>(n), limits_.sampling_rows());
   result.ids.resize(n);
   result.accepted.assign(n, 1);
   result.log_probs.resize(log_probs ? n : 0);
   result.target_log_probs.resize(log_probs ? n : 0);
-  result.logits.resize(logits ? n * static_cast<size_t>(config_.vocab) : 0);
+  result.top_ids.resize(log_probs ? n * top : 0);
+  result.top_log_probs.resize(log_probs ? n * top : 0);
+  result.logits.resize(logits ? n * vocab : 0);
 
-  for (size_t begin = 0; begin < n; begin += static_cast<size_t>(limits_.logit_rows)) {
-    const auto count = std::min(static_cast<size_t>(limits_.logit_rows), n - begin);
-    const auto rows = static_cast<int64_t>(count);
-    const View picked = stages_->logit_rows.rows(0, rows);
-    int64_t run_begin = 0;
-    for (int64_t i = 1; i <= rows; ++i) {  // neighbouring rows move together
-      const SamplingRow& last = wanted[begin + static_cast<size_t>(i - 1)];
-      WEFT_CHECK(last.temperature == 0) << "only greedy sampling is supported, got temperature " << last.temperature;
-      if (i < rows && wanted[begin + static_cast<size_t>(i)].row == last.row + 1) continue;
-      const int64_t run = i - run_begin;
-      ops_.copy(stages_->h.rows(last.row + 1 - run, run), picked.rows(run_begin, run));
-      run_begin = i;
-    }
-    ops_.linear(*weights_.head, picked, nullptr, View(stages_->part_logits.data(), DType::f32, {rows, weights_.head->out()}));
-    const ConstView all = gather_logits(rows);
-    ops_.argmax(all, result.ids.data() + begin);
+  for (size_t begin = 0; begin < n;) {
+    const LogitRows picked = pick_logit_rows(wanted, begin);
+    const SampledLogits sampled{.logits = compute_logits(picked.rows),
+                                .rows = wanted.subspan(begin, picked.end - begin),
+                                .logit_row = logit_row_.data(),
+                                .penalty_tokens = plan[plan->penalty_tokens],
+                                .biases = plan[plan->biases],
+                                .token_masks = plan[plan->token_masks]};
+    int32_t* ids = result.ids.data() + begin;
+    ops_.sample(sampled, stages_->sampling, ids);
     if (log_probs) {
-      ops_.log_prob(all, result.ids.data() + begin, result.log_probs.data() + begin);
-      std::vector<int32_t> targets(count);
-      for (size_t i = 0; i < count; ++i) targets[i] = wanted[begin + i].target;
-      ops_.log_prob(all, targets.data(), result.target_log_probs.data() + begin);
+      ops_.log_probs(sampled, stages_->sampling, ids,
+                     {.of_ids = result.log_probs.data() + begin,
+                      .of_targets = result.target_log_probs.data() + begin,
+                      .max_top = plan->max_top_log_probs,
+                      .top_ids = result.top_ids.data() + begin * top,
+                      .top_log_probs = result.top_log_probs.data() + begin * top});
     }
-    if (logits) ops_.download(all, result.logits.data() + begin * static_cast<size_t>(config_.vocab));
+    for (size_t i = begin; logits && i < picked.end; ++i)
+      ops_.download(sampled.logits.rows(logit_row_[i - begin], 1), result.logits.data() + i * vocab);
+    begin = picked.end;
   }
   // Kept where the next forward's token_src finds them.
-  WEFT_CHECK_LE(static_cast<int64_t>(n), limits_.rows);
   if (n > 0) std::memcpy(stages_->samples.data(), result.ids.data(), n * sizeof(int32_t));
   result.checksum = 0xcbf29ce484222325u;
   for (const int32_t id : result.ids) result.checksum = (result.checksum ^ static_cast<uint32_t>(id)) * 0x100000001b3u;
 }
 
-ConstView Decoder::gather_logits(int64_t rows) {
+Decoder::LogitRows Decoder::pick_logit_rows(std::span<const SamplingRow> wanted, size_t begin) {
+  logit_row_.clear();
+  int64_t rows = 0, run_begin = 0;
+  int32_t last = -1;
+  const auto copy_run = [&] {  // neighbouring rows move together
+    const int64_t run = rows - run_begin;
+    if (run > 0) ops_.copy(stages_->h.rows(last + 1 - run, run), stages_->logit_rows.rows(run_begin, run));
+    run_begin = rows;
+  };
+  size_t end = begin;
+  for (; end < wanted.size(); ++end) {
+    const int32_t row = wanted[end].row;
+    if (rows == 0 || row != last) {  // choices of one prompt follow one another and share its logits
+      if (rows == limits_.logit_rows) break;
+      if (row != last + 1) copy_run();
+      last = row;
+      ++rows;
+    }
+    logit_row_.push_back(static_cast<int32_t>(rows - 1));
+  }
+  copy_run();
+  return {.end = end, .rows = rows};
+}
+
+ConstView Decoder::compute_logits(int64_t rows) {
   const EvenCut cut{config_.vocab, grid_.tp()};
   const int64_t own = weights_.head->out(), padded = cut.padded();
-  const View part(stages_->part_logits.data(), DType::f32, {rows, own});
-  if (grid_.tp() == 1) return part;
+  const ConstView picked = stages_->logit_rows.rows(0, rows);
   // Equal sizes for the collective: each rank's columns lie at the front of a padded row.
-  const View logits = stages_->logits.rows(0, rows);
-  const View send(stages_->logits.data(), DType::f32, {rows, padded});
-  ops_.copy(part, send.slice(1, 0, own));
+  const View part(stages_->part_logits.data(), DType::f32, {rows, padded});
+  ops_.linear(*weights_.head, picked, nullptr, part.slice(1, 0, own));
+  if (grid_.tp() == 1) return part;
   const View got(stages_->all_part_logits.data(), DType::f32, {grid_.tp(), rows, padded});
-  exchange_.all_gather_tp(send, got);
+  exchange_.all_gather_tp(part, got);
+  const View logits = stages_->logits.rows(0, rows);
   for (int rank = 0; rank < grid_.tp(); ++rank) {
     const Range columns = cut.part(rank);
     ops_.copy(got.at(rank).slice(1, 0, columns.size()), logits.slice(1, columns.begin, columns.size()));

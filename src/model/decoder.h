@@ -18,10 +18,11 @@
 
 namespace weft {
 
-/// The real Model: embedding, decoder layers, logits of the wanted rows, greedy sampling. Holds all layers or, as one stage of
-/// a chain, some of them.
+/// The real Model: embedding, decoder layers, logits of the wanted rows, sampling. Holds all layers or, as one stage of a
+/// chain, some of them.
 ///
-/// Thread: the rank's own. Nothing is allocated by forward(), except what `record` and `want_logits` ask for.
+/// Thread: the rank's own. Nothing is allocated by forward() into a result that is reserved for the step, except what `record`
+/// and `want_logits` ask for.
 class Decoder final : public Model {
  public:
   struct Parts {
@@ -48,14 +49,15 @@ class Decoder final : public Model {
            Exchange& exchange);
     View tables;              ///< [sequences, blocks_per_sequence] int32
     View ids;                 ///< [T] int32
-    View samples;             ///< [T] int32: the previous forward's, read by token_src
+    View samples;             ///< [most sampling rows] int32: the previous forward's, read by token_src
     View residual, h, delta;  ///< [T, H]
     View cos, sin;            ///< [T, rotary / 2]
     std::unique_ptr<AttentionLayer> attention;
     std::unique_ptr<Mlp> mlp;
     std::unique_ptr<Moe> moe;                   ///< or null
     View logit_rows;                            ///< [R, H]
-    View part_logits, all_part_logits, logits;  ///< [R, V/tp], [tp, R, V/tp] where tp > 1, [R, V] float32
+    View part_logits, all_part_logits, logits;  ///< [R, V/tp], [tp, R, V/tp] and [R, V] where tp > 1, float32
+    View sampling;                              ///< what sample and log_probs work in
   };
 
   void update_tables(const StepPlan& plan);
@@ -64,7 +66,14 @@ class Decoder final : public Model {
   void run_layers(const StepPlan& plan, StepResult& result);
   void mlp(int layer, const LayerWeights& w, ConstView h, View out, StepResult& result, bool record);
   void sample(const StepPlan& plan, StepResult& result);
-  ConstView gather_logits(int64_t rows);
+  /// Puts the hidden rows that sampling rows [begin, end) name into logit_rows and their numbers into logit_row_; end is as
+  /// far as the logit rows reach.
+  struct LogitRows {
+    size_t end = 0;
+    int64_t rows = 0;
+  };
+  LogitRows pick_logit_rows(std::span<const SamplingRow> wanted, size_t begin);
+  ConstView compute_logits(int64_t rows);
 
   ModelConfig config_;
   RankGrid grid_;
@@ -77,6 +86,7 @@ class Decoder final : public Model {
   Buffer memory_;
   std::unique_ptr<Stages> stages_;
   std::vector<CopyRun> copy_runs_;
+  std::vector<int32_t> logit_row_;  ///< of each sampling row at work
 };
 
 }  // namespace weft

@@ -19,6 +19,10 @@ struct StepLimits {
   int64_t context_rows = 0;  ///< rows of one rank in one context gather
   int64_t expert_rows = 0;   ///< rows routed at once
   int64_t logit_rows = 0;    ///< logit rows computed at once
+  bool invariant = false;    ///< attention to the cache gives a row the same bits whatever the other rows are
+
+  /// Sampling rows of a step: each row may be a logit row, and a prompt's last one is so for each of its choices.
+  int64_t sampling_rows() const { return rows + sequences; }
 };
 
 /// Queries cross in pieces of this many rows: at 128 heads of 576 + 2 x 512 bf16 elements about 210 MB of exchange buffers,

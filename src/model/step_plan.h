@@ -150,6 +150,8 @@ class StepPlan {
   uint64_t compute_checksum() const;
   /// A plan from received bytes. Throws SystemError where size or checksum disagree.
   static StepPlan from_bytes(std::span<const std::byte> bytes);
+  /// Becomes a plan whose bytes were sealed in this process. Allocates nothing within the capacity.
+  void assign(std::span<const std::byte> sealed) { block_.assign(sealed.begin(), sealed.end()); }
 
  private:
   std::vector<std::byte> block_;
@@ -165,7 +167,12 @@ struct StepResult {
   std::vector<float> top_log_probs;     ///< [R, K] -infinity beyond
   std::vector<float> logits;            ///< [R, vocab], if wanted
   uint64_t checksum = 0;                ///< of ids: equal on all ranks
+  std::vector<uint64_t> rank_checksums;  ///< of the ranks of this process, filled by the team
   double seconds = 0;                   ///< of the forward on rank 0
+
+  /// Takes memory, so that a step of up to so many sampling rows, each with up to `top` of the most probable tokens, allocates
+  /// nothing.
+  void reserve(size_t sampling_rows, size_t top);
 
   struct RouterRecord {
     int layer = 0, top_k = 0;

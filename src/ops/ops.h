@@ -7,6 +7,7 @@
 
 #include "base/tensor.h"
 #include "layout/kv_view.h"
+#include "ops/sampling.h"
 
 namespace weft {
 
@@ -54,13 +55,13 @@ struct RowKeys {
 /// Query head i uses KV head i / (P * h / kv_heads). A row that sees no key, padding rows included, gets out = 0 and
 /// lse = -inf. Keys that no row of a sequence sees are never read. Strides are free except that the last one of q, k, v, out is
 /// contiguous. `out` and `lse` alias nothing. Checked: P * h is a multiple of kv_heads.
-/// Source: Milakov & Gimelshein 2018, online normalizer for softmax.
 ///
 /// Keys and values may be of another dtype than the rest: they are used as the numbers that they stand for. Products of a
 /// bfloat16 step may round those of a fp8_ds_mla row to bfloat16; float8_e4m3 fits into it.
 ///
 /// `invariant`: the bits of a row follow from its own query, keys and ranges alone, whatever the other rows are. Otherwise work
 /// is cut, and sums ordered, to suit the whole call.
+/// Source: Milakov & Gimelshein 2018, online normalizer for softmax.
 struct Attention {
   ConstView q;
   PagedKeys paged;
@@ -70,8 +71,8 @@ struct Attention {
   const int32_t* end = nullptr;
   int segments = 1;
   float scale = 1;
-  View out, lse;
   bool invariant = false;
+  View out, lse;
 };
 
 /// One partial result: out [T, h, Dv] in the compute dtype, lse [T, h] float32 natural log, -inf where no key was seen.
@@ -90,10 +91,10 @@ struct Partial {
 /// Queries and keys of *every* row are produced, whatever its slot: a rank computes queries for tokens it does not store.
 /// `interleaved`: pairs are (2i, 2i+1), else (i, i + rotary/2).
 ///
-/// With a latent cache (kv.is_latent()), k [T, 1, rotary] is the rope part, `latent` [T, 1, v_dim] the normed latent, and the
 /// The cache takes float32 or bfloat16 rounded to its dtype, and fp8 as KvFormat describes: nearest even, saturating, NaN stays
 /// NaN; a group's scale in a fp8_ds_mla row is max|x| / 448, at least the smallest normal number.
 ///
+/// With a latent cache (kv.is_latent()), k [T, 1, rotary] is the rope part, `latent` [T, 1, v_dim] the normed latent, and the
 /// cache row is [latent | rotated k]; v is unused. Otherwise `latent` is unused.
 struct RopeAppend {
   ConstView cos, sin;
@@ -134,6 +135,26 @@ struct CopyRun {
   std::byte* target = nullptr;
   const std::byte* source = nullptr;
   size_t bytes = 0;
+};
+
+/// Logit rows and what is wanted of them.
+struct SampledLogits {
+  ConstView logits;                              ///< [N, V] float32
+  std::span<const SamplingRow> rows;             ///< [R]
+  const int32_t* logit_row = nullptr;            ///< [R] which row of `logits` each looks at
+  std::span<const PenaltyToken> penalty_tokens;  ///< the lists that the rows point into
+  std::span<const LogitBias> biases;
+  std::span<const uint32_t> token_masks;  ///< [masks, ceil(V / 32)] bit token % 32 of word token / 32: allowed
+};
+
+/// Natural logarithms of softmax probabilities of the raw logits. The same token of the same row has the same number wherever
+/// it comes.
+struct LogProbs {
+  float* of_ids = nullptr;         ///< [R] of the ids given, 0 where an id is negative
+  float* of_targets = nullptr;     ///< [R] of SamplingRow::target, likewise
+  int32_t max_top = 0;             ///< K
+  int32_t* top_ids = nullptr;      ///< [R, K] the SamplingRow::top_log_probs most probable, ties by lower id; then -1
+  float* top_log_probs = nullptr;  ///< [R, K] then -infinity
 };
 
 /// Memory and operators of one rank, executed in program order. "Compute dtype" is float32 or bfloat16, read off the views:
@@ -206,10 +227,14 @@ class Ops {
   virtual void merge(std::span<const Partial> partials, View out, View lse) = 0;
 
   // --- sampling -------------------------------------------------------------------------------------------------------
-  /// ids[r] = the lowest index of the largest of logits [R, V] float32. NaN is never chosen before a number.
-  virtual void argmax(ConstView logits, int32_t* ids) = 0;
-  /// out[r] = log softmax(logits[r])[ids[r]]; ids[r] < 0 gives 0. Accumulates in float64 on CPU.
-  virtual void log_prob(ConstView logits, const int32_t* ids, float* out) = 0;
+  /// Bytes that `sample` and `log_probs` work in for rows of this size, at most `logit_rows` at once. Pure.
+  virtual size_t sampling_workspace_bytes(int64_t logit_rows, int64_t vocab) const = 0;
+  /// ids[r] = the next token after row r, chosen as SamplingRow says. It depends on nothing but the row's own logits and
+  /// parameters, to the bit. Log probabilities are not its business. Checked: tokens of the lists are in [0, V).
+  /// Source of the random numbers: Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3 (Philox).
+  virtual void sample(const SampledLogits& in, View workspace, int32_t* ids) = 0;
+  /// Sums in float64 on CPU. A NaN counts as -infinity. ids [R].
+  virtual void log_probs(const SampledLogits& in, View workspace, const int32_t* ids, const LogProbs& out) = 0;
 };
 
 }  // namespace weft

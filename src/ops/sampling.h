@@ -48,10 +48,10 @@ struct SamplingRow {
   int32_t top_k = 0;  ///< 0: off
   float top_p = 1, min_p = 0;
   float repetition_penalty = 1, frequency_penalty = 0, presence_penalty = 0;
-  PlanSlice penalty_tokens;   ///< in the list of penalty tokens, ascending by token
-  PlanSlice biases;           ///< in the list of biases, ascending by token
-  int32_t allowed_mask = -1;  ///< number of the mask among the token masks, or -1: all tokens are allowed
-  int32_t top_log_probs = 0;  ///< so many of the most probable tokens are wanted
+  PlanSlice penalty_tokens = {};  ///< in the list of penalty tokens, ascending by token
+  PlanSlice biases = {};          ///< in the list of biases, ascending by token
+  int32_t allowed_mask = -1;      ///< number of the mask among the token masks, or -1: all tokens are allowed
+  int32_t top_log_probs = 0;      ///< so many of the most probable tokens are wanted
 
   /// Whether the logits are changed before the temperature.
   bool changes_logits() const {

@@ -80,8 +80,9 @@ class PackOnlyOps final : public Ops {
   void gather_rows(const KvView&, const int32_t*, View, View) override { unused(); }
   void attend(const Attention&) override { unused(); }
   void merge(std::span<const Partial>, View, View) override { unused(); }
-  void argmax(ConstView, int32_t*) override { unused(); }
-  void log_prob(ConstView, const int32_t*, float*) override { unused(); }
+  size_t sampling_workspace_bytes(int64_t, int64_t) const override { return 0; }
+  void sample(const SampledLogits&, View, int32_t*) override { unused(); }
+  void log_probs(const SampledLogits&, View, const int32_t*, const LogProbs&) override { unused(); }
 
  private:
   static void unused() { ADD_FAILURE() << "loading needs no arithmetic"; }

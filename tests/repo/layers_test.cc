@@ -67,6 +67,7 @@ const std::vector<Pin> kPins = {
     {"msgpack", {"server/"}},
     {"zstd", {"tier/"}},
     {"hwy/", {"ops/cpu/"}},
+    {"Random123/", {"ops/"}},
     {"oneapi/", {"ops/cpu/"}},
     {"dnnl", {"ops/cpu/"}},
     {"omp.h", {"ops/cpu/"}},

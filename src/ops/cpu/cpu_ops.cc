@@ -48,6 +48,27 @@ void check_product(const Matrix& w, const ConstView& x, const ConstView& out) {
   WEFT_CHECK(out.dtype() == x.dtype() || out.dtype() == DType::f32) << to_string(out.dtype());
 }
 
+/// Every row points into the logits and the lists.
+void check_sampled(const SampledLogits& in, const View& workspace, size_t workspace_bytes) {
+  const int64_t logit_rows = in.logits.size(0), vocab = in.logits.size(1);
+  check_matrix(in.logits, DType::f32, logit_rows, vocab);
+  WEFT_CHECK_GT(vocab, 0);
+  WEFT_CHECK_GE(workspace.bytes(), workspace_bytes);
+  const auto masks = in.token_masks.size() / static_cast<size_t>((vocab + 31) / 32);
+  const auto check_slice = [](PlanSlice slice, size_t entries) {
+    WEFT_CHECK(slice.begin >= 0 && slice.count >= 0 &&
+               static_cast<size_t>(slice.begin) + static_cast<size_t>(slice.count) <= entries)
+        << "entries [" << slice.begin << ", +" << slice.count << ") of " << entries;
+  };
+  for (size_t r = 0; r < in.rows.size(); ++r) {
+    const SamplingRow& row = in.rows[r];
+    WEFT_CHECK(in.logit_row[r] >= 0 && in.logit_row[r] < logit_rows) << "logit row " << in.logit_row[r] << " of " << logit_rows;
+    WEFT_CHECK(row.allowed_mask < static_cast<int64_t>(masks)) << "mask " << row.allowed_mask << " of " << masks;
+    check_slice(row.penalty_tokens, in.penalty_tokens.size());
+    check_slice(row.biases, in.biases.size());
+  }
+}
+
 int64_t stride_bytes(const ConstView& view, int d) { return view.stride(d) * static_cast<int64_t>(size_of(view.dtype())); }
 
 const std::byte* bytes_of(const ConstView& view) { return static_cast<const std::byte*>(view.data()); }
@@ -244,15 +265,18 @@ void CpuOps::merge(std::span<const Partial> partials, View out, View lse) { cpu:
 
 // --- sampling ---------------------------------------------------------------------------------------------------------
 
-void CpuOps::argmax(ConstView logits, int32_t* ids) {
-  check_matrix(logits, DType::f32, logits.size(0), logits.size(1));
-  WEFT_CHECK_GT(logits.size(1), 0);
-  cpu::argmax(pool_, logits, ids);
+size_t CpuOps::sampling_workspace_bytes(int64_t logit_rows, int64_t vocab) const {
+  return cpu::sampling_workspace_bytes(pool_, logit_rows, vocab);
 }
 
-void CpuOps::log_prob(ConstView logits, const int32_t* ids, float* out) {
-  check_matrix(logits, DType::f32, logits.size(0), logits.size(1));
-  cpu::log_prob(pool_, logits, ids, out);
+void CpuOps::sample(const SampledLogits& in, View workspace, int32_t* ids) {
+  check_sampled(in, workspace, sampling_workspace_bytes(in.logits.size(0), in.logits.size(1)));
+  cpu::sample(pool_, in, workspace, ids);
+}
+
+void CpuOps::log_probs(const SampledLogits& in, View workspace, const int32_t* ids, const LogProbs& out) {
+  check_sampled(in, workspace, sampling_workspace_bytes(in.logits.size(0), in.logits.size(1)));
+  cpu::log_probs(pool_, in, workspace, ids, out);
 }
 
 }  // namespace weft

@@ -49,8 +49,9 @@ class CpuOps final : public Ops {
   void attend(const Attention& args) override;
   void merge(std::span<const Partial> partials, View out, View lse) override;
 
-  void argmax(ConstView logits, int32_t* ids) override;
-  void log_prob(ConstView logits, const int32_t* ids, float* out) override;
+  size_t sampling_workspace_bytes(int64_t logit_rows, int64_t vocab) const override;
+  void sample(const SampledLogits& in, View workspace, int32_t* ids) override;
+  void log_probs(const SampledLogits& in, View workspace, const int32_t* ids, const LogProbs& out) override;
 
  private:
   Pool pool_;
