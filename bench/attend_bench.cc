@@ -115,6 +115,15 @@ struct Case {
   int heads = 16, kv_heads = 8, k_dim = 128, v_dim = 128;
   bool latent = false, paged = true;
   int64_t sequences = 1, rows = 1, keys = 4096;  ///< the last `rows` positions of each sequence of `keys` ask
+  bool fp8 = false;                              ///< keys and values, instead of `dtype`
+  KvFormat format = KvFormat::elements;
+  bool invariant = false;
+
+  DType kv_dtype() const { return fp8 ? DType::f8_e4m3 : dtype; }
+  /// Elements of a row of keys.
+  int64_t k_elements() const {
+    return format == KvFormat::fp8_ds_mla ? fp8_ds_mla_row_bytes(v_dim, k_dim - v_dim) : int64_t{kv_heads} * k_dim;
+  }
 };
 
 Buffer random_elements(int64_t count, DType dtype) {
@@ -123,7 +132,9 @@ Buffer random_elements(int64_t count, DType dtype) {
   for (int64_t i = 0; i < count; ++i) {
     state = state * 1664525u + 1013904223u;
     const float value = static_cast<float>(state >> 8) * 0x1p-23f - 1;
-    if (dtype == DType::bf16) {
+    if (dtype == DType::f8_e4m3) {
+      reinterpret_cast<f8_e4m3*>(buffer.data())[i] = f8_e4m3(value);
+    } else if (dtype == DType::bf16) {
       reinterpret_cast<bf16*>(buffer.data())[i] = bf16(value);
     } else {
       reinterpret_cast<float*>(buffer.data())[i] = value;
@@ -132,11 +143,27 @@ Buffer random_elements(int64_t count, DType dtype) {
   return buffer;
 }
 
+/// Makes random bytes of fp8_ds_mla rows numbers of size one.
+void set_scales(const Case& c, int64_t slots, std::byte* rows) {
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    std::byte* at = rows + slot * c.k_elements() + c.v_dim;
+    for (int d = 0; d < c.v_dim; d += kLatentScaleGroup, at += sizeof(float)) {
+      const float scale = 0.9f;
+      std::memcpy(at, &scale, sizeof scale);
+    }
+    for (int d = c.v_dim; d < c.k_dim; ++d, at += sizeof(bf16)) {
+      const bf16 value(0.01f * static_cast<float>(d - c.v_dim));
+      std::memcpy(at, &value, sizeof value);
+    }
+  }
+}
+
 void attend(benchmark::State& state, const Case& c) {
   const int64_t rows = c.sequences * c.rows, slots = (c.sequences * c.keys + 15) / 16 * 16;
   const Buffer q = random_elements(rows * c.heads * c.k_dim, c.dtype);
-  const Buffer k = random_elements(slots * c.kv_heads * c.k_dim, c.dtype);
-  const Buffer v = c.latent ? Buffer() : random_elements(slots * c.kv_heads * c.v_dim, c.dtype);
+  const Buffer k = random_elements(slots * c.k_elements(), c.kv_dtype());
+  const Buffer v = c.latent ? Buffer() : random_elements(slots * c.kv_heads * c.v_dim, c.kv_dtype());
+  if (c.format == KvFormat::fp8_ds_mla) set_scales(c, slots, k.data());
   const Buffer out = Buffer::host(static_cast<size_t>(rows * c.heads * c.v_dim) * size_of(c.dtype));
   const Buffer lse = Buffer::host(static_cast<size_t>(rows * c.heads) * sizeof(float));
   void* values = c.latent ? k.data() : v.data();
@@ -163,24 +190,26 @@ void attend(benchmark::State& state, const Case& c) {
                  .begin = begin.data(),
                  .end = end.data(),
                  .scale = 1 / std::sqrt(static_cast<float>(c.k_dim)),
+                 .invariant = c.invariant,
                  .out = {out.data(), c.dtype, {1, rows, c.heads, c.v_dim}},
                  .lse = {lse.data(), DType::f32, {1, rows, c.heads}}};
-  const int64_t v_stride = c.kv_heads * (c.latent ? c.k_dim : c.v_dim);
+  const int64_t v_stride = c.latent ? c.k_elements() : int64_t{c.kv_heads} * c.v_dim;
   if (c.paged) {
     args.paged = {.kv = {.k = k.data(),
                          .v = values,
-                         .k_stride = int64_t{c.kv_heads} * c.k_dim,
+                         .k_stride = c.k_elements(),
                          .v_stride = v_stride,
                          .slots = slots,
                          .kv_heads = c.kv_heads,
                          .k_dim = c.k_dim,
                          .v_dim = c.v_dim,
-                         .dtype = c.dtype},
+                         .dtype = c.kv_dtype(),
+                         .format = c.format},
                   .tables = table.data(),
                   .table_stride = columns};
   } else {
-    args.rows = {.k = {k.data(), c.dtype, {slots, c.kv_heads, c.k_dim}},
-                 .v = {values, c.dtype, {slots, c.kv_heads, c.v_dim}, {v_stride, c.latent ? c.k_dim : c.v_dim, 1}}};
+    args.rows = {.k = {k.data(), c.kv_dtype(), {slots, c.kv_heads, c.k_dim}},
+                 .v = {values, c.kv_dtype(), {slots, c.kv_heads, c.v_dim}, {v_stride, c.latent ? c.k_dim : c.v_dim, 1}}};
   }
 
   cpu::AttendScratch scratch;
@@ -195,8 +224,8 @@ void attend(benchmark::State& state, const Case& c) {
   const double flops = std::max(flops_before, multiply_adds_per_second()), reads = std::max(reads_before, bytes_per_second());
 
   const double work = visits * c.heads * (c.k_dim + c.v_dim);
-  const double bytes = static_cast<double>(c.sequences * c.keys * c.kv_heads * (c.k_dim + (c.latent ? 0 : c.v_dim))) *
-                       static_cast<double>(size_of(c.dtype));
+  const double bytes = static_cast<double>(c.sequences * c.keys * (c.k_elements() + (c.latent ? 0 : c.kv_heads * c.v_dim))) *
+                       static_cast<double>(size_of(c.kv_dtype()));
   state.counters["of_fma"] = work / seconds / flops;
   state.counters["of_read"] = bytes / seconds / reads;
   state.counters["fma_bound_GFLOP/s"] = 2e-9 * flops;
@@ -223,13 +252,30 @@ int main(int argc, char** argv) {
   add("gqa_decode_64_of_8/4x4096", {.heads = 64, .sequences = 4});
   add("gqa_verify_4_rows/4x4096", {.sequences = 4, .rows = 4});
   add("gqa_decode_f32/4x4096", {.dtype = DType::f32, .sequences = 4});
+  add("gqa_decode_invariant/4x4096", {.sequences = 4, .invariant = true});
+  add("gqa_decode_fp8/1x4096", {.fp8 = true});
+  add("gqa_decode_fp8/4x4096", {.sequences = 4, .fp8 = true});
+  add("gqa_decode_32_of_8_fp8/4x4096", {.heads = 32, .sequences = 4, .fp8 = true});
+  add("gqa_decode_64_of_8_fp8/4x4096", {.heads = 64, .sequences = 4, .fp8 = true});
+  add("gqa_verify_4_rows_fp8/4x4096", {.sequences = 4, .rows = 4, .fp8 = true});
+  add("gqa_decode_f32_fp8/4x4096", {.dtype = DType::f32, .sequences = 4, .fp8 = true});
+  add("gqa_chunk_256_of_4096_fp8", {.rows = 256, .fp8 = true});
   const Case mla{.heads = 16, .kv_heads = 1, .k_dim = 576, .v_dim = 512, .latent = true};
   for (int64_t sequences : {1, 4, 16}) {
     Case c = mla;
     c.sequences = sequences;
-    add(("mla_decode/" + std::to_string(sequences) + "x4096").c_str(), c);
-    c.heads = 128;
-    if (sequences == 1) add("mla_decode_128_heads/1x4096", c);
+    const std::string size = std::to_string(sequences) + "x4096";
+    for (const int heads : {16, 128}) {
+      if (heads == 128 && sequences > 1) continue;
+      c.heads = heads;
+      const std::string name = heads == 16 ? "mla_decode" : "mla_decode_128_heads";
+      c.fp8 = false, c.format = KvFormat::elements;
+      add((name + "/" + size).c_str(), c);
+      c.fp8 = true;
+      add((name + "_fp8/" + size).c_str(), c);
+      c.format = KvFormat::fp8_ds_mla;
+      add((name + "_fp8_ds_mla/" + size).c_str(), c);
+    }
   }
   add("mla_prefill/512", {.heads = 16, .kv_heads = 16, .k_dim = 192, .v_dim = 128, .paged = false, .rows = 512, .keys = 512});
   add("mla_prefill/4096", {.heads = 16, .kv_heads = 16, .k_dim = 192, .v_dim = 128, .paged = false, .rows = 4096});

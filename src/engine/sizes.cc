@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <string>
 
@@ -33,6 +34,41 @@ DType resolve_dtype(const ModelConfig& model, const EngineConfig& config) {
       break;
   }
   return model.stored_dtype == DType::f32 ? DType::f32 : DType::bf16;
+}
+
+struct KvElements {
+  DType dtype = DType::bf16;
+  KvFormat format = KvFormat::elements;
+};
+
+KvElements resolve_kv(const ModelConfig& model, const EngineConfig& config, DType dtype) {
+  const auto scale = static_cast<float>(config.kv_cache_scale);
+  if (config.kv_cache_scale != 0 && (!std::isfinite(scale) || scale <= 0))
+    throw UserError("--kv-cache-scale must be a positive number: got {}", config.kv_cache_scale);
+  if (scale != 0 && config.kv_cache_dtype != KvCacheDType::fp8)
+    throw UserError("--kv-cache-scale {} needs --kv-cache-dtype fp8", config.kv_cache_scale);
+  switch (config.kv_cache_dtype) {
+    case KvCacheDType::automatic:
+      break;
+    case KvCacheDType::bf16:
+      if (dtype == DType::bf16) break;
+      throw UserError("--kv-cache-dtype bfloat16 needs --dtype bfloat16: the dtype is {}; use --kv-cache-dtype auto",
+                      to_string(dtype));
+    case KvCacheDType::fp8:
+      return {.dtype = DType::f8_e4m3};
+    case KvCacheDType::fp8_ds_mla:
+      if (!model.mla)
+        throw UserError(
+            "--kv-cache-dtype fp8_ds_mla is for latent attention, which this model lacks; use --kv-cache-dtype fp8");
+      if (model.mla->kv_lora_rank % kLatentScaleGroup != 0) {
+        throw UserError(
+            "--kv-cache-dtype fp8_ds_mla needs a kv_lora_rank that is a multiple of {}: it is {}; use --kv-cache-dtype fp8 or "
+            "auto",
+            kLatentScaleGroup, model.mla->kv_lora_rank);
+      }
+      return {.dtype = DType::f8_e4m3, .format = KvFormat::fp8_ds_mla};
+  }
+  return {.dtype = dtype};
 }
 
 /// Memory that this machine can still give away, in bytes.
@@ -96,9 +132,7 @@ ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, Ops
                        .interleave = config.cp_kv_cache_interleave_size,
                        .block_tokens = config.block_size});
   const DType dtype = resolve_dtype(model, config);
-  if (config.kv_cache_dtype == KvCacheDType::bf16 && dtype != DType::bf16)
-    throw UserError("--kv-cache-dtype bfloat16 needs --dtype bfloat16: the dtype is {}; use --kv-cache-dtype auto",
-                    to_string(dtype));
+  const KvElements kv = resolve_kv(model, config, dtype);
   if (config.max_model_len > model.max_positions)
     throw UserError("--max-model-len is more than the model's max_position_embeddings: {} > {}", config.max_model_len,
                     model.max_positions);
@@ -109,7 +143,9 @@ ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, Ops
                       .k_dim = model.k_dim(),
                       .v_dim = model.v_dim(),
                       .latent = model.mla.has_value(),
-                      .dtype = dtype,
+                      .dtype = kv.dtype,
+                      .format = kv.format,
+                      .scale = static_cast<float>(config.kv_cache_scale),
                       .first_layer = 0,
                       .last_layer = model.layers,
                       .extra_planes = {}};
@@ -122,7 +158,8 @@ ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, Ops
                           .query_rows = std::min(rows, kQueryRows),
                           .context_rows = std::max<int64_t>(1, gather / grid.dcp()),
                           .expert_rows = std::min(rows, kExpertRows),
-                          .logit_rows = std::min(rows, kLogitRows)};
+                          .logit_rows = std::min(rows, kLogitRows),
+                          .invariant = config.batch_invariant};
 
   EngineSizes sizes{.weight_bytes = largest_weights(model, grid, dtype, ops),
                     .workspace_bytes = workspace_of(model, grid, limits, ops),
@@ -133,7 +170,7 @@ ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, Ops
                     .max_model_len = 0,
                     .max_num_seqs = limits.sequences,
                     .dtype = dtype,
-                    .kv_dtype = dtype};
+                    .kv_dtype = kv.dtype};
   if (config.num_gpu_blocks_override > most_blocks(shape)) {
     throw UserError("--num-gpu-blocks-override must be at most {} for blocks of {} tokens: got {}", most_blocks(shape),
                     shape.layout.virtual_tokens(), config.num_gpu_blocks_override);

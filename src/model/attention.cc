@@ -21,6 +21,16 @@ ConstView one_block(ConstView v) {
 
 namespace {
 
+/// [W, n, d] as [W n, d].
+ConstView flat_rows(ConstView v) { return ConstView(v.data(), v.dtype(), {v.size(0) * v.size(1), v.size(2)}); }
+
+/// Keys and values of all rows of a small cache.
+RowKeys row_keys(const KvView& kv) {
+  return {.k = ConstView(kv.k, kv.dtype, {kv.slots, kv.kv_heads, kv.k_dim}, {kv.k_stride, kv.k_dim, 1}),
+          .v = ConstView(kv.v, kv.dtype, {kv.slots, kv.kv_heads, kv.v_dim}, {kv.v_stride, kv.v_dim, 1}),
+          .scales = kv.scales};
+}
+
 /// [T, h] float32 as [1, T, h].
 View one_lse(View v) { return View(v.data(), v.dtype(), {1, v.size(0), v.size(1)}, {0, v.stride(0), v.stride(1)}); }
 
@@ -38,6 +48,7 @@ void ContextAttention::via_queries(const AttentionStep& step, const KvView& kv, 
                  .end = plan.of_rank(plan->ctx_end, rank).data() + begin,
                  .segments = 1,
                  .scale = scale_,
+                 .invariant = limits_.invariant,
                  .out = one_block(out),
                  .lse = one_lse(lse)};
   if (exchange_.dcp_size() == 1) {
@@ -97,6 +108,16 @@ void ContextAttention::clear(const AttentionStep& step, int64_t begin, ConstView
                .lse = one_lse(lse)});
 }
 
+KvView rows_in(const KvView& kv, ConstView bytes) {
+  KvView rows = kv;
+  // A KvView is written through as well, these rows are only read.
+  rows.k = const_cast<void*>(bytes.data());
+  rows.v = kv.is_latent() ? rows.k : static_cast<std::byte*>(rows.k) + kv.k_row_bytes();
+  rows.k_stride = rows.v_stride = bytes.stride(0) / static_cast<int64_t>(size_of(kv.dtype));
+  rows.slots = bytes.size(0);
+  return rows;
+}
+
 GroupedQueryAttention::Tensors::Tensors(Workspace& memory, const ModelConfig& config, const RankGrid& grid,
                                         const StepLimits& limits) {
   const int64_t rows = limits.rows, h = grid.rank_q_heads(), g = grid.rank_kv_heads(), d = config.head_dim;
@@ -153,14 +174,10 @@ void GroupedQueryAttention::forward(const AttentionStep& step, const LayerWeight
 
   // Rows without fresh keys are done after their context; the others merge both parts.
   const View result = t_.out.rows(0, rows), context = t_.context.rows(0, rows), context_lse = t_.context_lse.rows(0, rows);
-  for (int64_t begin = 0; begin < step.query_rows;) {
-    const bool has_fresh = begin >= step.first_fresh;
-    const int64_t limit = has_fresh ? step.query_rows : std::min(step.query_rows, step.first_fresh);
-    const int64_t n = std::min(context_.piece(), limit - begin);
+  step.for_each_query_piece(context_.piece(), [&](int64_t begin, int64_t n, bool has_fresh) {
     context_.via_queries(step, kv, begin, begin + n, q.rows(begin, n), (has_fresh ? context : result).rows(begin, n),
                          context_lse.rows(begin, n));
-    begin += n;
-  }
+  });
 
   const int64_t first = step.first_fresh, fresh_rows = rows - first;
   if (fresh_rows > 0) {
@@ -173,12 +190,10 @@ void GroupedQueryAttention::forward(const AttentionStep& step, const LayerWeight
   }
   const std::span<const int32_t> slots = plan.of_rank(plan->gather_slots, rank);
   for (const ContextWave& wave : plan[plan->waves]) {
-    const View send = exchange_.context_buffer(wave.rows, 2 * g * d, kv.dtype);
-    ops_.gather_rows(kv, slots.data() + wave.slots_at, send.slice(1, 0, g * d).split_last(g),
-                     send.slice(1, g * d, g * d).split_last(g));
-    const ConstView got = exchange_.gather_context();
-    const ConstView flat(got.data(), got.dtype(), {got.size(0) * got.size(1), got.size(2)});
-    const RowKeys keys{.k = flat.slice(1, 0, g * d).split_last(g), .v = flat.slice(1, g * d, g * d).split_last(g)};
+    const int64_t k_bytes = kv.k_row_bytes(), v_bytes = kv.v_row_bytes();
+    const View send = exchange_.context_buffer(wave.rows, k_bytes + v_bytes, DType::u8);
+    ops_.gather_rows(kv, slots.data() + wave.slots_at, send.slice(1, 0, k_bytes), send.slice(1, k_bytes, v_bytes));
+    const RowKeys keys = row_keys(rows_in(kv, flat_rows(exchange_.gather_context())));
     const int64_t begin = wave.row_begin, n = wave.row_end - wave.row_begin;
     const View part = t_.wave.rows(0, n), part_lse = t_.wave_lse.rows(0, n);
     context_.wave(step, wave, q.rows(begin, n), keys, part, part_lse);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "exchange/exchange.h"
 #include "layout/kv_region.h"
 #include "layout/rank_grid.h"
@@ -25,6 +27,18 @@ struct AttentionStep {
   int64_t rows = 0, query_rows = 0, key_rows_end = 0, first_fresh = 0;
 
   explicit AttentionStep(const StepPlan& plan);
+
+  /// Calls visit(begin, count, fresh) for the rows that see their context via queries, at most `most` of them at a time. Those
+  /// of a piece all see fresh keys beside it, or none does.
+  template <typename Visit>
+  void for_each_query_piece(int64_t most, const Visit& visit) const {
+    for (int64_t begin = 0; begin < query_rows;) {
+      const bool fresh = begin >= first_fresh;
+      const int64_t limit = fresh ? query_rows : std::min(query_rows, first_fresh), count = std::min(most, limit - begin);
+      visit(begin, count, fresh);
+      begin += count;
+    }
+  }
 };
 
 /// Partial attention under DCP, for keys of either kind: moves queries or keys, and leaves one merged partial per row.
@@ -59,6 +73,10 @@ class ContextAttention {
 /// A [T, heads, D] view as the [1, T, heads, D] that attend takes.
 View one_block(View v);
 ConstView one_block(ConstView v);
+
+/// The cache rows that lie in `bytes` [n, bytes of a key and its value], as gather_rows gives them, with the dims, dtype and
+/// scales of `kv`: a cache of n rows without blocks.
+KvView rows_in(const KvView& kv, ConstView bytes);
 
 /// One attention layer of a rank: h [T, H] -> partial output [T, H], still to be summed over the tensor-parallel ranks.
 class AttentionLayer {

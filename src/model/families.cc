@@ -131,8 +131,20 @@ std::optional<int> layer_of(std::string_view name) {
 
 std::vector<ParamSpec> parameters(const ModelConfig& config) { return Table(config).all(); }
 
+KvScaleNames kv_scale_names(int layer) {
+  const std::string attention = fmt::format("model.layers.{}.self_attn.", layer);
+  const auto names = [&](char which) -> std::vector<std::string> {
+    return {fmt::format("{}{}_scale", attention, which), fmt::format("{}attn.{}_scale", attention, which),
+            fmt::format("{}{}_proj.{}_scale", attention, which, which),
+            fmt::format("{}{}_proj.output_scale", attention, which)};
+  };
+  return {.k = names('k'), .v = names('v'), .both = {attention + "kv_scale", attention + "attn.kv_scale"}};
+}
+
 bool is_known_extra(const ModelConfig& config, const std::string& name) {
-  if (name.ends_with(".rotary_emb.inv_freq")) return true;
+  for (const char* ending : {".rotary_emb.inv_freq", "attn.q_scale", "attn.prob_scale", "q_proj.q_scale"}) {
+    if (name.ends_with(ending)) return true;
+  }
   if (config.tied_embeddings && name == "lm_head.weight") return true;
   const std::optional<int> layer = layer_of(name);
   if (!layer || *layer < config.layers) return false;

@@ -72,8 +72,16 @@ struct ParamSpec {
 /// Every parameter of the model, in file order of a released checkpoint. A new family is a new table in families.cc.
 std::vector<ParamSpec> parameters(const ModelConfig& config);
 
+/// Names under which a checkpoint may hold the scales of a layer's fp8 keys and values; latent rows have one, under either
+/// list. All names of a list mean the same; `both` are for keys and values at once.
+struct KvScaleNames {
+  std::vector<std::string> k, v, both;
+};
+KvScaleNames kv_scale_names(int layer);
+
 /// True for tensors that released checkpoints of this family carry and Weft does not need: MTP layers while drafts are off,
-/// rotary buffers, a stored head of a model with tied embeddings, layers cut off by --num-layers.
+/// rotary buffers, a stored head of a model with tied embeddings, layers cut off by --num-layers, fp8 scales of queries and
+/// attention weights (which stay in the compute dtype).
 bool is_known_extra(const ModelConfig& config, const std::string& name);
 
 }  // namespace weft

@@ -23,7 +23,7 @@ LatentAttention::Tensors::Tensors(Workspace& memory, const ModelConfig& config, 
   wave_lse = memory.take(DType::f32, {rows, h});
   up = memory.take(dtype, {up_rows, h * (m.qk_nope_head_dim + m.v_head_dim)});
   keys = memory.take(dtype, {up_rows, h, head});
-  if (grid.dcp() == 1) gathered = memory.take(dtype, {gathered_rows, m.latent_row()});
+  gathered = memory.take(dtype, {gathered_rows, m.latent_row()});
 }
 
 LatentAttention::LatentAttention(const ModelConfig& config, const RankGrid& grid, const StepLimits& limits, Ops& ops,
@@ -62,13 +62,17 @@ void LatentAttention::gathered_wave(const AttentionStep& step, const LayerWeight
                                     ConstView q) {
   const StepPlan& plan = *step.plan;
   const int32_t* slots = plan.of_rank(plan->gather_slots, exchange_.dcp_rank()).data() + wave.slots_at;
-  const bool alone = exchange_.dcp_size() == 1;
-  const View send = alone ? t_.gathered.rows(0, wave.rows) : exchange_.context_buffer(wave.rows, mla_.latent_row(), kv.dtype);
-  ops_.gather_rows(kv, slots, View(send.data(), send.dtype(), {wave.rows, 1, mla_.latent_row()}), {});
-  const ConstView got = alone ? ConstView(send) : exchange_.gather_context();
-  const ConstView flat(got.data(), got.dtype(), {int64_t{plan->ranks} * wave.rows, mla_.latent_row()});
+  const int64_t rows = int64_t{plan->ranks} * wave.rows, row = mla_.latent_row();
+  const View gathered = t_.gathered.rows(0, rows), heads(gathered.data(), gathered.dtype(), {rows, 1, row});
+  if (exchange_.dcp_size() == 1) {
+    ops_.gather_rows(kv, slots, heads, {});
+  } else {
+    ops_.gather_rows(kv, slots, exchange_.context_buffer(wave.rows, kv.k_row_bytes(), DType::u8), {});
+    const ConstView got = exchange_.gather_context();
+    ops_.gather_rows(rows_in(kv, ConstView(got.data(), DType::u8, {rows, got.size(2)})), nullptr, heads, {});
+  }
   const RowKeys keys =
-      up_project(w, flat.slice(1, 0, mla_.kv_lora_rank), flat.slice(1, mla_.kv_lora_rank, mla_.qk_rope_head_dim));
+      up_project(w, gathered.slice(1, 0, mla_.kv_lora_rank), gathered.slice(1, mla_.kv_lora_rank, mla_.qk_rope_head_dim));
   const int64_t begin = wave.row_begin, n = wave.row_end - wave.row_begin;
   const View part = t_.wave.rows(0, n), part_lse = t_.wave_lse.rows(0, n);
   context_.wave(step, wave, q.rows(begin, n), keys, part, part_lse);
@@ -111,14 +115,10 @@ void LatentAttention::forward(const AttentionStep& step, const LayerWeights& w, 
                     .kv = kv});
 
   const View result = t_.out.rows(0, rows), context = t_.context.rows(0, rows), context_lse = t_.context_lse.rows(0, rows);
-  for (int64_t begin = 0; begin < step.query_rows;) {
-    const bool has_fresh = begin >= step.first_fresh;
-    const int64_t limit = has_fresh ? step.query_rows : std::min(step.query_rows, step.first_fresh);
-    const int64_t n = std::min(context_.piece(), limit - begin);
+  step.for_each_query_piece(context_.piece(), [&](int64_t begin, int64_t n, bool has_fresh) {
     absorbed(step, w, kv, begin, begin + n, q.rows(begin, n), (has_fresh ? context : result).rows(begin, n),
              context_lse.rows(begin, n));
-    begin += n;
-  }
+  });
 
   const int64_t first = step.first_fresh, fresh_rows = rows - first;
   if (fresh_rows > 0) {

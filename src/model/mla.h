@@ -22,7 +22,7 @@ class LatentAttention final : public AttentionLayer {
     View out, context, wave;          ///< [T, h, v]
     View lse, context_lse, wave_lse;  ///< [T, h]
     View up, keys;                    ///< [max(T, gathered rows), h (nope + v)], [.., h, nope + rope]
-    View gathered;                    ///< [gathered rows, latent + rope], only where there is no exchange to hold them
+    View gathered;                    ///< [gathered rows, latent + rope]
   };
   LatentAttention(const ModelConfig& config, const RankGrid& grid, const StepLimits& limits, Ops& ops, Exchange& exchange,
                   Workspace& memory);

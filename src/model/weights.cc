@@ -268,11 +268,61 @@ void check_tensor(const ParamSpec& spec, const Checkpoint& checkpoint, std::set<
   }
 }
 
+/// The scale under the first of these names that the checkpoint has.
+const Checkpoint::Tensor* find_scale(const Checkpoint& checkpoint,
+                                     std::initializer_list<const std::vector<std::string>*> lists) {
+  for (const std::vector<std::string>* names : lists) {
+    for (const std::string& name : *names) {
+      if (const Checkpoint::Tensor* tensor = checkpoint.find(name)) return tensor;
+    }
+  }
+  return nullptr;
+}
+
+/// Its number; NaN where it has none.
+float scale_value(const Checkpoint::Tensor& tensor) {
+  const bool one = tensor.shape.empty() || (tensor.shape.size() == 1 && tensor.shape[0] == 1);
+  if (!one || !tensor.dtype) return NAN;
+  if (*tensor.dtype == DType::f32) return element<float>(tensor.bytes.data(), 0);
+  if (*tensor.dtype == DType::bf16) return static_cast<float>(element<bf16>(tensor.bytes.data(), 0));
+  if (*tensor.dtype == DType::f16) return f16_to_float(element<uint16_t>(tensor.bytes.data(), 0));
+  return NAN;
+}
+
+/// The scales of a layer's fp8 keys and values: 1 where the checkpoint names none. Latent rows are keys and values at once.
+KvScales kv_scales(const Checkpoint& checkpoint, int layer, bool latent) {
+  const KvScaleNames names = kv_scale_names(layer);
+  const Checkpoint::Tensor* k = find_scale(checkpoint, {&names.k, &names.both});
+  const Checkpoint::Tensor* v = find_scale(checkpoint, {&names.v, &names.both});
+  if (latent) v = k = k != nullptr ? k : v;
+  return {.k = k != nullptr ? scale_value(*k) : 1, .v = v != nullptr ? scale_value(*v) : 1};
+}
+
+void check_kv_scales(const ModelConfig& config, const Checkpoint& checkpoint, int layer,
+                     std::set<std::string, std::less<>>& used, Complaints& wrong) {
+  const KvScaleNames names = kv_scale_names(layer);
+  for (const auto* list : {&names.k, &names.v, &names.both}) {
+    for (const std::string& name : *list) {
+      const Checkpoint::Tensor* tensor = checkpoint.find(name);
+      if (tensor == nullptr) continue;
+      used.insert(name);
+      const float value = scale_value(*tensor);
+      if (std::isfinite(value) && value > 0) continue;
+      wrong.add("not a positive number",
+                fmt::format("{} is {} of {} {}", name, value, tensor->dtype_name, shape_text(tensor->shape)));
+    }
+  }
+  const bool has_k = find_scale(checkpoint, {&names.k, &names.both}) != nullptr;
+  const bool has_v = find_scale(checkpoint, {&names.v, &names.both}) != nullptr;
+  if (!config.mla && has_k != has_v) wrong.add("missing", (has_k ? names.v : names.k).front());
+}
+
 /// Every parameter is there, in its shape, in a type that can be read, and nothing else is. Returns the number of known extras.
 size_t check_fit(const ModelConfig& config, const std::vector<ParamSpec>& specs, const Checkpoint& checkpoint) {
   Complaints wrong;
   std::set<std::string, std::less<>> used;
   for (const ParamSpec& spec : specs) check_tensor(spec, checkpoint, used, wrong);
+  for (int layer = 0; layer < config.layers; ++layer) check_kv_scales(config, checkpoint, layer, used, wrong);
   size_t extras = 0;
   for (const auto& [name, tensor] : checkpoint.tensors()) {
     if (used.contains(name)) continue;
@@ -556,7 +606,10 @@ Weights load_weights(const ModelConfig& config, const RankGrid& grid, const Chec
   if (extras > 0 && options.tp_rank == 0) log::info("skipping {} tensors that this model does not use", extras);
   CheckpointSource source(checkpoint);
   const size_t total = options.progress ? Assembler(config, grid, options, specs, ops).count() : 0;
-  return Assembler(config, grid, options, specs, ops).load(source, ops, total);
+  Weights weights = Assembler(config, grid, options, specs, ops).load(source, ops, total);
+  int layer = weights.first_layer;
+  for (LayerWeights& w : weights.layers) w.kv_scales = kv_scales(checkpoint, layer++, config.mla.has_value());
+  return weights;
 }
 
 Weights dummy_weights(const ModelConfig& config, const RankGrid& grid, uint64_t seed, const LoadOptions& options, Ops& ops) {

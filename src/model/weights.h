@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/tensor.h"
+#include "layout/kv_view.h"
 #include "layout/rank_grid.h"
 #include "model/config.h"
 #include "model/safetensors.h"
@@ -33,6 +34,8 @@ struct LayerWeights {
   MatrixList w_uk;                         ///< a head: [latent, nope], absorbs a query
   MatrixList w_uv;                         ///< a head: [v, latent], projects a latent partial
   MatrixPtr kv_b;                          ///< [h (nope + v), latent], up-projects keys and values
+
+  KvScales kv_scales;  ///< of an fp8 cache; the same for latent rows
 
   MatrixPtr o;                ///< [H, h D] or [H, h v]
   std::vector<float> o_bias;  ///< [H] on tp rank 0, else empty
@@ -68,7 +71,8 @@ struct LoadOptions {
 
 /// Fills every parameter exactly once with the slice this rank needs. fp8 elements times the scale of the tile they lie in,
 /// then rounded once to the compute dtype. Throws UserError naming every missing, mis-shaped or unknown tensor (the first few,
-/// and how many); known extras are skipped with one log line on tp rank 0 that counts them.
+/// and how many), and every scale of fp8 keys or values that is not a positive number; known extras are skipped with one log
+/// line on tp rank 0 that counts them.
 Weights load_weights(const ModelConfig& config, const RankGrid& grid, const Checkpoint& checkpoint, const LoadOptions& options,
                      Ops& ops);
 

@@ -307,6 +307,44 @@ TEST(Attend, RowsOfAVerifyStepLocaliseAfterExpansion) {
   EXPECT_EQ(counts, (std::vector<int64_t>{4, 4, 5}));
 }
 
+// --- invariance ---------------------------------------------------------------------------------------------------------
+
+/// The call for the rows [begin, begin + count) alone, with results of its own.
+Attention part_of(const Attention& whole, int64_t begin, int64_t count, Tensors& tensors) {
+  Attention part = whole;
+  part.q = whole.q.slice(1, begin, count);
+  part.seq_of += begin, part.begin += begin, part.end += begin;
+  part.out = tensors.make(whole.out.dtype(), {whole.q.size(0), count, whole.q.size(2), whole.out.size(3)});
+  part.lse = tensors.make(DType::f32, {whole.q.size(0), count, whole.q.size(2)});
+  return part;
+}
+
+TEST(Attend, InvariantRowsHaveTheSameBitsInAnyBatch) {
+  for_each_case(
+      [](Gen& gen) {
+        Batch batch(gen, Shape::random(gen));
+        std::vector<Batch::Sequence> sequences = Batch::random_sequences(gen);
+        sequences.push_back({.keys = gen.in(600, 2000), .rows = static_cast<int>(gen.in(1, 5))});
+        if (gen.chance(0.3)) sequences.push_back({.keys = 700, .rows = 40});
+        batch.add(sequences, 1, static_cast<int>(gen.in(0, 1)));
+        batch.make_paged();
+        batch.args().invariant = true;
+        const Attention& whole = batch.args();
+        attend_with(2, whole);
+        expect_as_reference(whole);
+        for (int64_t begin = 0; begin < batch.rows();) {
+          const int64_t count = gen.chance(0.5) ? 1 : std::min(batch.rows() - begin, gen.in(1, 7));
+          const Attention part = part_of(whole, begin, count, batch.tensors());
+          attend_with(static_cast<int>(gen.in(1, 3)), part);
+          Attention same = whole;
+          same.q = part.q, same.out = whole.out.slice(1, begin, count), same.lse = whole.lse.slice(1, begin, count);
+          ASSERT_TRUE(same_results(part, same)) << "rows " << begin << " to " << begin + count;
+          begin += count;
+        }
+      },
+      30);
+}
+
 // --- how work is cut ----------------------------------------------------------------------------------------------------
 
 TEST(AttendPlan, TilesCoverEveryQueryOnceAndKeysWithoutGaps) {

@@ -113,6 +113,43 @@ TEST(EngineSizes, BlocksAskedForMustFitTheBudget) {
   EXPECT_EQ(refusal(model, config), "accepted");
 }
 
+TEST(EngineSizes, Fp8RowsMakeRoomForMoreTokens) {
+  const ModelConfig model = deepseek_671b();
+  EngineConfig config = flags(8, 8);
+  config.memory_per_rank = 0;
+  config.kv_cache_memory_bytes = kGiB;
+  const auto per_token = [&](KvCacheDType dtype) {
+    config.kv_cache_dtype = dtype;
+    const EngineSizes sizes = engine_sizes(model, config);
+    EXPECT_EQ(sizes.capacity.tokens, kGiB / static_cast<int64_t>(sizes.kv_bytes_per_token * 8 * 16) * 8 * 16);
+    return sizes.kv_bytes_per_token * 8;
+  };
+  EXPECT_EQ(per_token(KvCacheDType::automatic), 61 * 1152);
+  EXPECT_EQ(per_token(KvCacheDType::fp8), 61 * 576);
+  EXPECT_EQ(per_token(KvCacheDType::fp8_ds_mla), 61 * 656);
+}
+
+TEST(EngineSizes, Fp8IsRefusedWhereItCannotBe) {
+  ModelConfig model = deepseek_671b();
+  EngineConfig config = flags(8, 1);
+  config.kv_cache_dtype = KvCacheDType::fp8_ds_mla;
+  model.mla->kv_lora_rank = 500;
+  EXPECT_NE(refusal(model, config).find("kv_lora_rank that is a multiple of 128: it is 500; use --kv-cache-dtype fp8"),
+            std::string::npos);
+  model.mla.reset();
+  EXPECT_NE(refusal(model, config).find("is for latent attention, which this model lacks; use --kv-cache-dtype fp8"),
+            std::string::npos);
+  model = deepseek_671b();
+  config.kv_cache_scale = 2;
+  EXPECT_NE(refusal(model, config).find("--kv-cache-scale 2 needs --kv-cache-dtype fp8"), std::string::npos);
+  config.kv_cache_dtype = KvCacheDType::fp8;
+  EXPECT_EQ(refusal(model, config), "accepted");
+  for (const double bad : {-1.0, std::numeric_limits<double>::infinity(), 1e300, 1e-300, std::nan("")}) {
+    config.kv_cache_scale = bad;
+    EXPECT_NE(refusal(model, config).find("--kv-cache-scale must be a positive number"), std::string::npos) << bad;
+  }
+}
+
 TEST(EngineSizes, RefusalsNameTheFlagAndTheNumbers) {
   const ModelConfig model = deepseek_671b();
   EXPECT_NE(refusal(model, flags(8, 8, 100 * kGiB)).find("no room for KV"), std::string::npos);

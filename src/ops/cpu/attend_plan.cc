@@ -10,6 +10,10 @@ namespace {
 constexpr int64_t kTargetTasks = 64;
 constexpr int64_t kMinPartKeys = 256;
 
+// Keys of a part where the cut may not depend on the rest of the call: a row of 4096 keys makes eight tasks.
+constexpr int64_t kInvariantPartKeys = 512;
+static_assert(kInvariantPartKeys % kTileKeys == 0);
+
 // A tile costs its keys times its queries; below this many queries reading the keys costs as much as using them.
 constexpr int64_t kMemoryBoundQueries = 8;
 
@@ -70,7 +74,7 @@ void AttendPlan::build(const Attention& args) {
   const int kv_heads = kv_heads_of(args);
   cut_queries(args, static_cast<int>(args.q.size(0) * args.q.size(2)) / kv_heads);
   const bool adjacent = heads_are_adjacent(args);
-  split_keys(kv_heads, adjacent);
+  split_keys(args.invariant, kv_heads, adjacent);
   list_tasks(kv_heads, adjacent);
 }
 
@@ -84,6 +88,7 @@ void AttendPlan::cut_queries(const Attention& args, int group) {
     open = false;
   };
   for (int32_t row = 0; row < args.q.size(1); ++row) {
+    if (args.invariant) close();
     if (open && (args.seq_of[row] != args.seq_of[row - 1] || !extend(seen_, args, row))) close();
     for (int32_t head = 0; head < group;) {
       if (!open) {
@@ -100,7 +105,7 @@ void AttendPlan::cut_queries(const Attention& args, int group) {
   close();
 }
 
-void AttendPlan::split_keys(int kv_heads, bool adjacent) {
+void AttendPlan::split_keys(bool invariant, int kv_heads, bool adjacent) {
   int64_t total = 0;
   for (const QueryTile& tile : tiles_) total += kv_heads * cost_of(tile, tile.keys);
   const int64_t share = std::max<int64_t>(1, total / kTargetTasks);
@@ -111,7 +116,7 @@ void AttendPlan::split_keys(int kv_heads, bool adjacent) {
     QueryTile& tile = tiles_[i];
     const int64_t cost = heads_together(tile, kv_heads, adjacent) * cost_of(tile, tile.keys);
     const int64_t wanted = std::min((cost + share - 1) / share, tile.keys / kMinPartKeys);
-    tile.part_keys = round_up(tile.keys / std::max<int64_t>(1, wanted), kTileKeys);
+    tile.part_keys = invariant ? kInvariantPartKeys : round_up(tile.keys / std::max<int64_t>(1, wanted), kTileKeys);
     tile.parts = tile.keys == 0 ? 1 : static_cast<int32_t>((tile.keys + tile.part_keys - 1) / tile.part_keys);
     if (tile.parts == 1) continue;
     tile.first_partial = partials_;

@@ -46,6 +46,9 @@ struct AttendTask {
 ///
 /// The keys of a tile are contiguous in each segment: a row whose keys neither touch nor overlap those before it starts a new
 /// tile, so that everything between a tile's first and last key may be read.
+///
+/// Where the call must be invariant, a tile has queries of one row only, and its keys are cut at fixed places: then kernel and
+/// order of sums follow from the row alone. Rows of one sequence share no pass over their keys, which costs time.
 class AttendPlan {
  public:
   void build(const Attention& args);
@@ -60,7 +63,7 @@ class AttendPlan {
 
  private:
   void cut_queries(const Attention& args, int group);
-  void split_keys(int kv_heads, bool adjacent);
+  void split_keys(bool invariant, int kv_heads, bool adjacent);
   void list_tasks(int kv_heads, bool adjacent);
 
   std::vector<QueryTile> tiles_;
