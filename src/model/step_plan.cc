@@ -40,13 +40,4 @@ StepPlan StepPlan::from_bytes(std::span<const std::byte> bytes) {
   return plan;
 }
 
-void StepResult::reserve(size_t sampling_rows, size_t top) {
-  ids.reserve(sampling_rows);
-  accepted.reserve(sampling_rows);
-  log_probs.reserve(sampling_rows);
-  target_log_probs.reserve(sampling_rows);
-  top_ids.reserve(sampling_rows * top);
-  top_log_probs.reserve(sampling_rows * top);
-}
-
 }  // namespace weft

@@ -170,10 +170,6 @@ struct StepResult {
   std::vector<uint64_t> rank_checksums;  ///< of the ranks of this process, filled by the team
   double seconds = 0;                   ///< of the forward on rank 0
 
-  /// Takes memory, so that a step of up to so many sampling rows, each with up to `top` of the most probable tokens, allocates
-  /// nothing.
-  void reserve(size_t sampling_rows, size_t top);
-
   struct RouterRecord {
     int layer = 0, top_k = 0;
     std::vector<int32_t> experts;  ///< [T, top_k] ascending

@@ -6,13 +6,16 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "comm/thread_group.h"
 #include "engine/plan_builder.h"
 #include "engine/rank_team.h"
 #include "exchange/collective_exchange.h"
+#include "ops/cpu/uniform.h"
 #include "ops/make_ops.h"
+#include "support/reference_sampling.h"
 
 namespace weft {
 namespace {
@@ -112,6 +115,7 @@ class Team {
     });
     return ranks_.front()->result;
   }
+  const StepResult& result(int rank) const { return ranks_[static_cast<size_t>(rank)]->result; }
   KvRegion& region(int rank) { return *ranks_[static_cast<size_t>(rank)]->region; }
 
  private:
@@ -297,6 +301,96 @@ TEST(Decoder, LogProbabilitiesFollowFromTheLogits) {
     const double norm = std::log(sum);
     EXPECT_NEAR(result.log_probs[row], logits[result.ids[row]] - norm, 1e-4);
     EXPECT_NEAR(result.target_log_probs[row], row < 9 ? logits[targets[row]] - norm : 0.0, 1e-4);
+  }
+}
+
+/// What the sampling rows of a plan should give for the logits that came of it.
+std::vector<int32_t> expected_ids(const StepPlan& plan, const std::vector<float>& logits, int64_t vocab) {
+  const std::span<const SamplingRow> rows = plan[plan->sampling];
+  std::vector<int32_t> logit_row(rows.size());
+  std::iota(logit_row.begin(), logit_row.end(), 0);
+  const SampledLogits in{.logits = ConstView(logits.data(), DType::f32, {static_cast<int64_t>(rows.size()), vocab}),
+                         .rows = rows,
+                         .logit_row = logit_row.data(),
+                         .penalty_tokens = plan[plan->penalty_tokens],
+                         .biases = plan[plan->biases],
+                         .token_masks = plan[plan->token_masks]};
+  std::vector<int32_t> ids;
+  for (size_t r = 0; r < rows.size(); ++r)
+    ids.push_back(
+        test::reference_draw(test::reference_candidates(in, r), cpu::uniform(rows[r].seed, rows[r].choice, rows[r].position)));
+  return ids;
+}
+
+TEST(Decoder, SamplesAsTheRowsSayTheSameOnEveryRank) {
+  const ModelConfig config = llama(2);
+  const std::vector<PenaltyToken> penalties = {{.token = 3, .generated = 2}, {.token = 40, .in_prompt = 1}};
+  const std::vector<LogitBias> biases = {{.token = 5, .bias = 2}, {.token = 9, .bias = -1}};
+  const std::vector<uint32_t> allowed = {0xfffffff0, 0x0fffffff, 0x7};
+  for (const int ranks : {1, 2, 4}) {
+    Team team(config, ranks);
+    PlanBuilder builder = team.builder();
+    const auto table_a = some_blocks(0, 4), table_b = some_blocks(8, 4);
+    auto updates = whole_table(0, table_a);
+    for (const TableUpdate& update : whole_table(1, table_b)) updates.push_back(update);
+    const auto prompt_a = some_tokens(10, 3), prompt_b = some_tokens(7, 4);
+    // Choices of the last row, among more logit rows than are computed at once.
+    std::vector<RowSampling> choices(6);
+    for (size_t i = 0; i < choices.size(); ++i) {
+      choices[i].row.temperature = 1;
+      choices[i].row.seed = 77;
+      choices[i].row.choice = static_cast<int32_t>(i);
+    }
+    std::vector<RowSampling> other(1);
+    other[0] = {.row = {.seed = 5, .temperature = 0.7f, .top_k = 30, .top_p = 0.9f, .repetition_penalty = 1.2f},
+                .penalty_tokens = penalties,
+                .biases = biases,
+                .allowed = allowed};
+    const std::vector<SequenceStep> steps = {
+        {.sequence = 0, .cached = 0, .tokens = prompt_a, .table = table_a, .logits = Logits::all, .sampling = choices},
+        {.sequence = 1, .cached = 0, .tokens = prompt_b, .table = table_b, .logits = Logits::last, .sampling = other}};
+    const StepPlan& plan = builder.build(steps, updates, {}, {.want_logits = true});
+    const StepResult first = team.run(plan);
+    ASSERT_EQ(first.ids.size(), 9u + 6u + 1u);
+    EXPECT_EQ(first.ids, expected_ids(plan, first.logits, 67)) << ranks << " ranks";
+    EXPECT_GT(std::set<int32_t>(first.ids.begin() + 9, first.ids.begin() + 15).size(), 1u) << "choices are draws of their own";
+    for (int rank = 1; rank < ranks; ++rank) {
+      EXPECT_EQ(team.result(rank).ids, first.ids);
+      EXPECT_EQ(team.result(rank).checksum, first.checksum);
+    }
+    // Choices look at the same logits, to the bit; and the same plan gives the same tokens.
+    for (size_t choice = 1; choice < 6; ++choice)
+      EXPECT_TRUE(std::equal(first.logits.begin() + 9 * 67, first.logits.begin() + 10 * 67,
+                             first.logits.begin() + static_cast<int64_t>(9 + choice) * 67));
+    EXPECT_EQ(team.run(plan).ids, first.ids);
+  }
+}
+
+TEST(Decoder, TheMostProbableTokensComeWithTheirLogProbabilities) {
+  const ModelConfig config = llama(2);
+  for (const int ranks : {1, 2}) {
+    Team team(config, ranks);
+    PlanBuilder builder = team.builder();
+    const auto table = some_blocks(0, 4);
+    const auto prompt = some_tokens(6, 3);
+    std::vector<RowSampling> choices(3);
+    for (size_t i = 0; i < choices.size(); ++i) choices[i].row.top_log_probs = static_cast<int32_t>(2 * i);
+    const SequenceStep step{
+        .sequence = 0, .cached = 0, .tokens = prompt, .table = table, .logits = Logits::last, .sampling = choices};
+    const StepResult& result =
+        team.run(builder.build({&step, 1}, whole_table(0, table), {}, {.want_logits = true, .want_log_probs = true}));
+    ASSERT_EQ(result.top_ids.size(), 3u * 4u);
+    std::vector<int32_t> order(67);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+      return result.logits[static_cast<size_t>(a)] > result.logits[static_cast<size_t>(b)];
+    });
+    for (size_t row = 0; row < 3; ++row) {
+      for (size_t j = 0; j < 4; ++j) EXPECT_EQ(result.top_ids[row * 4 + j], j < 2 * row ? order[j] : -1);
+      if (row > 0) {
+        EXPECT_EQ(result.top_log_probs[row * 4], result.log_probs[row]);
+      }
+    }
   }
 }
 
