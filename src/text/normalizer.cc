@@ -3,6 +3,7 @@
 #include <unicode/bytestream.h>
 #include <unicode/normalizer2.h>
 #include <unicode/uchar.h>
+#include <unicode/uniset.h>
 #include <unicode/unistr.h>
 
 #include <algorithm>
@@ -17,12 +18,44 @@ namespace {
 // ICU sorts marks by insertion. Above this many in a row, longer than any in real writing, they are sorted here first.
 constexpr size_t kManyMarks = 64;
 
-const icu::Normalizer2& nfc() {
-  UErrorCode error = U_ZERO_ERROR;
-  const icu::Normalizer2* const instance = icu::Normalizer2::getNFCInstance(error);
-  if (U_FAILURE(error)) throw SystemError("ICU has no data for NFC: {}", u_errorName(error));
-  return *instance;
-}
+// The tokenizers that ours must equal normalize by the tables of Unicode 9; younger characters stay where they are, and as they
+// are.
+constexpr const char* kKnownCharacters = "[:age=9.0:]";
+
+class Nfc {
+ public:
+  static const Nfc& instance() {
+    static const Nfc one;
+    return one;
+  }
+  const icu::Normalizer2& normalizer() const { return filtered_; }
+
+  /// Whether a character moves past others in canonical order, all of its decomposition.
+  bool is_mark(char32_t code) const {
+    constexpr char32_t kFirstMark = 0x300;
+    const auto c = static_cast<UChar32>(code);
+    return code >= kFirstMark && u_getIntPropertyValue(c, UCHAR_LEAD_CANONICAL_COMBINING_CLASS) != 0 && known_.contains(c);
+  }
+
+ private:
+  Nfc() : known_(icu::UnicodeString(kKnownCharacters), error_), filtered_(nfc(), known_) {
+    check();
+    known_.freeze();
+  }
+  const icu::Normalizer2& nfc() {
+    check();
+    const icu::Normalizer2* const instance = icu::Normalizer2::getNFCInstance(error_);
+    check();
+    return *instance;
+  }
+  void check() const {
+    if (U_FAILURE(error_)) throw SystemError("ICU has no data for the normal form NFC: {}", u_errorName(error_));
+  }
+
+  UErrorCode error_ = U_ZERO_ERROR;
+  icu::UnicodeSet known_;
+  icu::FilteredNormalizer2 filtered_;
+};
 
 /// A mark moves past others unless their class is the same: characters after the one they belong to have a class above 0. Some
 /// of class 0 consist of such.
@@ -41,13 +74,8 @@ void append_marks(const icu::Normalizer2& normalizer, char32_t code, std::vector
   }
 }
 
-bool is_mark(const icu::Normalizer2& normalizer, char32_t code) {
-  return code >= 0x300 && !normalizer.hasBoundaryBefore(static_cast<UChar32>(code)) &&
-         u_getIntPropertyValue(static_cast<UChar32>(code), UCHAR_LEAD_CANONICAL_COMBINING_CLASS) != 0;
-}
-
 /// Puts long rows of marks into canonical order, so that nothing is left for ICU to move. Empty if there are none.
-std::string with_ordered_marks(const icu::Normalizer2& normalizer, std::string_view text) {
+std::string with_ordered_marks(const Nfc& nfc, std::string_view text) {
   std::string ordered;
   size_t copied = 0, row = 0, row_length = 0;
   const auto end_row = [&](size_t end) {
@@ -55,7 +83,7 @@ std::string with_ordered_marks(const icu::Normalizer2& normalizer, std::string_v
       std::vector<Mark> marks;
       for (size_t at = row; at < end;) {
         const auto [code, bytes] = character_at(text, at);
-        append_marks(normalizer, code, marks);
+        append_marks(nfc.normalizer(), code, marks);
         at += bytes;
       }
       std::stable_sort(marks.begin(), marks.end(),
@@ -68,7 +96,7 @@ std::string with_ordered_marks(const icu::Normalizer2& normalizer, std::string_v
   };
   for (size_t at = 0; at < text.size();) {
     const auto [code, bytes] = character_at(text, at);
-    if (!is_mark(normalizer, code)) {
+    if (!nfc.is_mark(code)) {
       end_row(at);
     } else if (row_length++ == 0) {
       row = at;
@@ -84,13 +112,13 @@ std::string with_ordered_marks(const icu::Normalizer2& normalizer, std::string_v
 
 std::string composed(std::string_view text) {
   if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<signed char>(c) >= 0; })) return std::string(text);
-  const icu::Normalizer2& normalizer = nfc();
-  const std::string ordered = with_ordered_marks(normalizer, text);
+  const Nfc& nfc = Nfc::instance();
+  const std::string ordered = with_ordered_marks(nfc, text);
   if (!ordered.empty()) text = ordered;
   std::string result;
   icu::StringByteSink sink(&result, static_cast<int32_t>(text.size()));
   UErrorCode error = U_ZERO_ERROR;
-  normalizer.normalizeUTF8(0, icu::StringPiece(text.data(), static_cast<int32_t>(text.size())), sink, nullptr, error);
+  nfc.normalizer().normalizeUTF8(0, icu::StringPiece(text.data(), static_cast<int32_t>(text.size())), sink, nullptr, error);
   if (U_FAILURE(error)) throw SystemError("ICU could not normalize a text of {} bytes: {}", text.size(), u_errorName(error));
   return result;
 }

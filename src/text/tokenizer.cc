@@ -97,7 +97,7 @@ Tokenizer::Parts::Parts(TokenizerFile file)
     bytes[id] = decoded ? std::move(*decoded) : std::move(content);
   }
   for (AddedToken& token : file.added_tokens) {
-    bytes[token.id] = std::move(token.content);
+    if (bytes[token.id].empty()) bytes[token.id] = std::move(token.content);  // else it is one of the vocabulary
     special[token.id] = token.special;
   }
   for (const std::string& one : bytes) longest_token = std::max(longest_token, static_cast<int64_t>(one.size()));
