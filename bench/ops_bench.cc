@@ -59,7 +59,14 @@ class Sampled {
   }
 
  private:
-  SampledLogits args() const { return {.logits = logits_, .rows = rows_, .logit_row = logit_row_.data()}; }
+  SampledLogits args() const {
+    return {.logits = logits_,
+            .rows = rows_,
+            .logit_row = logit_row_.data(),
+            .penalty_tokens = {},
+            .biases = {},
+            .token_masks = {}};
+  }
   View workspace() const { return View(memory_.data(), DType::u8, {static_cast<int64_t>(memory_.bytes())}); }
 
   CpuOps& ops_;

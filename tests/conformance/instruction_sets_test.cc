@@ -3,8 +3,10 @@
 #include <hwy/targets.h>
 
 #include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/uniform.h"
 #include "support/prop.h"
 #include "support/reference_ops.h"
+#include "support/reference_sampling.h"
 
 namespace weft {
 namespace {
@@ -87,6 +89,22 @@ TEST(InstructionSets, Elementwise) {
           EXPECT_TRUE(x.gaps_are_untouched() && out.gaps_are_untouched());
         },
         100);
+  });
+}
+
+TEST(InstructionSets, Sampling) {
+  CpuOps ops(1);
+  for_each_instruction_set([&] {
+    for_each_case(
+        [&](Gen& gen) {
+          test::SamplingBatch batch(gen.in(1, 1300));
+          add_any_row(gen, batch);
+          const SamplingRow& row = batch.row(0);
+          const auto candidates = test::reference_candidates(batch.view(), 0);
+          const std::vector<int32_t> ids = batch.sample(ops);
+          EXPECT_EQ(ids[0], test::reference_draw(candidates, cpu::uniform(row.seed, row.choice, row.position)));
+        },
+        300);
   });
 }
 

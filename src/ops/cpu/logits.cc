@@ -71,7 +71,9 @@ HWY_INLINE hn::Vec<DD> exponential(hn::Vec<DF> x, hn::Vec<DD> largest_x, hn::Vec
   const DD d;
   const auto v = hn::PromoteTo(d, x);
   const auto z = hn::IfThenZeroElse(hn::Eq(v, largest_x), hn::Mul(hn::Sub(v, largest_x), scale));
-  return hn::IfThenElseZero(hn::Ge(z, lowest), hn::Exp(d, hn::Max(z, lowest)));
+  const auto counts = hn::Ge(z, lowest);
+  if (hn::AllFalse(d, counts)) return hn::Zero(d);
+  return hn::IfThenElseZero(counts, hn::Exp(d, hn::Max(z, lowest)));
 }
 
 /// The bucket of each x: NaN and -inf go wherever they like, their weight is 0.

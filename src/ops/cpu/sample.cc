@@ -205,9 +205,10 @@ class Draw {
       const int64_t n = std::min(kLogitPiece, n_ - begin);
       weigh_and_deal(x_ + begin, n, how_, weights, buckets);
       for (int64_t i = 0; i < n; ++i) {
+        if (weights[i] == 0) continue;
         Bucket& bucket = buckets_[buckets[i]];
         bucket.weight += weights[i];
-        bucket.count += weights[i] > 0 ? 1 : 0;
+        ++bucket.count;
       }
     }
     for (int32_t b = 0; b < kBuckets; ++b) weight_ += buckets_[b].weight;
