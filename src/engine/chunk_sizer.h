@@ -18,20 +18,22 @@ class ChunkSizer {
 
   int64_t rows_beside_decodes() const {
     if (target_us_ == 0) return max_rows_;
-    if (!row_us_) return min_rows_;
+    const std::optional<double> row_us = row_beside_us_ ? row_beside_us_ : row_alone_us_;
+    if (!row_us) return min_rows_;
     const double left = std::max(target_us_ - decodes_us_.value_or(0), 0.0);
-    if (left >= *row_us_ * static_cast<double>(max_rows_)) return max_rows_;
-    return std::max(min_rows_, static_cast<int64_t>(left / *row_us_));
+    if (left >= *row_us * static_cast<double>(max_rows_)) return max_rows_;
+    return std::max(min_rows_, static_cast<int64_t>(left / *row_us));
   }
 
   void observe(int64_t step_us, int64_t prefill_rows, bool decodes) {
-    const auto us = static_cast<double>(step_us);
+    const auto us = static_cast<double>(step_us), rows = static_cast<double>(prefill_rows);
     if (prefill_rows == 0) {
       learn(decodes_us_, us);
-    } else {
+    } else if (decodes) {
       // Where no step of decodes alone was seen yet, all is put down to the prefill: chunks are then rather too small.
-      const double of_decodes = decodes ? decodes_us_.value_or(0) : 0;
-      learn(row_us_, std::max(us - of_decodes, 0.0) / static_cast<double>(prefill_rows));
+      learn(row_beside_us_, std::max(us - decodes_us_.value_or(0), 0.0) / rows);
+    } else {
+      learn(row_alone_us_, us / rows);
     }
   }
 
@@ -43,8 +45,9 @@ class ChunkSizer {
 
   double target_us_;
   int64_t min_rows_, max_rows_;
-  std::optional<double> decodes_us_;  ///< of a step of decodes alone
-  std::optional<double> row_us_;      ///< of one prefill row more
+  std::optional<double> decodes_us_;     ///< of a step of decodes alone
+  std::optional<double> row_beside_us_;  ///< of one prefill row more beside decodes
+  std::optional<double> row_alone_us_;   ///< of a prefill row in a step without decodes: stands in while that is not known
 };
 
 }  // namespace weft

@@ -27,26 +27,26 @@ struct SamplingParams {
 struct CaptureFlags {
   bool all_logits = false;   ///< logits of every prompt position
   bool want_logits = false;  ///< logits of the last prompt position and of each generated token
-  RecordFlags record;        ///< of the prompt's rows
+  RecordFlags record = {};   ///< of the prompt's rows
   bool any() const { return all_logits || want_logits || record.hidden || record.router; }
 };
 
 /// One prompt and what is wanted of it.
 struct Request {
-  std::string label;            ///< for the log; need not be unique
-  std::vector<int32_t> prompt;  ///< at least one token
-  SamplingParams sampling;
+  std::string label = {};            ///< for the log; need not be unique
+  std::vector<int32_t> prompt = {};  ///< at least one token
+  SamplingParams sampling = {};
   /// To generate, per choice. With 0 only the prompt is computed, and a choice ends with one event of token -1 and `length`.
   int64_t max_tokens = 16;
-  int64_t min_tokens = 0;            ///< before an end token may come
-  int choices = 1;                   ///< n: answers to the same prompt, which is computed once
-  std::vector<int32_t> stop_tokens;  ///< end the answer, beside the model's own end tokens
-  bool ignore_eos = false;           ///< the model's end tokens do not end it
-  int log_probs = -1;                ///< of generated tokens: so many of the most probable too; -1: none
-  int prompt_log_probs = -1;         ///< of prompt tokens, likewise
-  std::string cache_salt;            ///< prefixes are shared only among requests of one salt
-  std::vector<int32_t> forced_ids;   ///< step i feeds forced_ids[i] whatever was sampled; empty, or max_tokens many
-  CaptureFlags capture;
+  int64_t min_tokens = 0;                 ///< before an end token may come
+  int choices = 1;                        ///< n: answers to the same prompt, which is computed once
+  std::vector<int32_t> stop_tokens = {};  ///< end the answer, beside the model's own end tokens
+  bool ignore_eos = false;                ///< the model's end tokens do not end it
+  int log_probs = -1;                     ///< of generated tokens: so many of the most probable too; -1: none
+  int prompt_log_probs = -1;              ///< of prompt tokens, likewise
+  std::string cache_salt = {};            ///< prefixes are shared only among requests of one salt
+  std::vector<int32_t> forced_ids = {};   ///< step i feeds forced_ids[i] whatever was sampled; empty, or max_tokens many
+  CaptureFlags capture = {};
 };
 
 enum class FinishReason : uint8_t {
