@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "base/check.h"
@@ -25,6 +26,7 @@ struct RowGroup {
   int32_t begin = 0, end = 0;
   ContextVia via = ContextVia::none;
   bool fresh = false;
+  uint16_t unused = 0;
 };
 
 /// One bounded gather of context for a group that sees it via keys: windows of some sequences' shards. Every rank sends
@@ -70,8 +72,8 @@ struct PlanHeader {
   int32_t first_layer = 0, last_layer = 0;  ///< stage: layers of this team
   bool want_logits = false;                 ///< return the logits of the logit rows
   bool want_log_probs = false;              ///< return log probabilities of the chosen tokens and of the targets
-  int32_t max_top_log_probs = 0;            ///< K: the largest top_log_probs of the sampling rows
   RecordFlags record;
+  int32_t max_top_log_probs = 0;  ///< K: the largest top_log_probs of the sampling rows
 
   PlanArray<int32_t> token_src;           ///< [T] a token id, or -1 - r: the sample of logit row r of the previous forward
   PlanArray<int32_t> positions;           ///< [T] global
@@ -90,6 +92,10 @@ struct PlanHeader {
   PlanArray<LogitBias> biases;
   PlanArray<uint32_t> token_masks;  ///< [masks, ceil(vocab / 32)] bit token % 32 of word token / 32: allowed
 };
+
+// No byte of a plan is left to chance, or equal plans would have different checksums: structures have no padding.
+static_assert(std::has_unique_object_representations_v<PlanHeader> && std::has_unique_object_representations_v<RowGroup>);
+static_assert(sizeof(SamplingRow) == 20 * sizeof(int32_t), "the fields fill it");
 
 /// Everything that one forward needs, as arrays in one contiguous block that can be sent as bytes. Identical on all ranks, and
 /// computed from global numbers only: whatever decides control flow, a collective or its size is in here.
@@ -159,16 +165,16 @@ class StepPlan {
 
 /// What came of one forward. Arrays of R follow the plan's sampling rows.
 struct StepResult {
-  std::vector<int32_t> ids;             ///< [R] sampled tokens
-  std::vector<int32_t> accepted;        ///< [R] tokens accepted per row: 1 without drafts
-  std::vector<float> log_probs;         ///< [R] of ids, if wanted
-  std::vector<float> target_log_probs;  ///< [R] of the targets, if wanted
-  std::vector<int32_t> top_ids;         ///< [R, K] most probable first, ties by lower id; -1 beyond what a row wants
-  std::vector<float> top_log_probs;     ///< [R, K] -infinity beyond
-  std::vector<float> logits;            ///< [R, vocab], if wanted
-  uint64_t checksum = 0;                ///< of ids: equal on all ranks
+  std::vector<int32_t> ids;              ///< [R] sampled tokens
+  std::vector<int32_t> accepted;         ///< [R] tokens accepted per row: 1 without drafts
+  std::vector<float> log_probs;          ///< [R] of ids, if wanted
+  std::vector<float> target_log_probs;   ///< [R] of the targets, if wanted
+  std::vector<int32_t> top_ids;          ///< [R, K] most probable first, ties by lower id; -1 beyond what a row wants
+  std::vector<float> top_log_probs;      ///< [R, K] -infinity beyond
+  std::vector<float> logits;             ///< [R, vocab], if wanted
+  uint64_t checksum = 0;                 ///< of ids: equal on all ranks
   std::vector<uint64_t> rank_checksums;  ///< of the ranks of this process, filled by the team
-  double seconds = 0;                   ///< of the forward on rank 0
+  double seconds = 0;                    ///< of the forward on rank 0
 
   struct RouterRecord {
     int layer = 0, top_k = 0;

@@ -52,6 +52,7 @@ struct SamplingRow {
   PlanSlice biases = {};          ///< in the list of biases, ascending by token
   int32_t allowed_mask = -1;      ///< number of the mask among the token masks, or -1: all tokens are allowed
   int32_t top_log_probs = 0;      ///< so many of the most probable tokens are wanted
+  int32_t unused = 0;             ///< fills up a whole word of 8 bytes
 
   /// Whether the logits are changed before the temperature.
   bool changes_logits() const {

@@ -62,10 +62,11 @@ std::vector<SimRequest::Token> answer(const Request& request, int32_t choice, in
                                    .penalty_tokens = penalty_list,
                                    .biases = bias_list,
                                    .allowed = allowed};
-    const int32_t token = witness_token(path.hidden(), sampling, vocab);
+    const bool forced = !request.forced_ids.empty();
+    const int32_t token = forced ? request.forced_ids[tokens.size()] : witness_token(path.hidden(), sampling, vocab);
     tokens.push_back({.token = token, .finish = FinishReason::none, .hidden = path.hidden()});
     ++generated[token];
-    if (ends(token)) {
+    if (!forced && ends(token)) {
       tokens.back().finish = FinishReason::stop;
       return tokens;
     }
@@ -137,11 +138,16 @@ Request make_request(Gen& gen, PromptMaker& prompts, const SimScript& script) {
   const int64_t left = script.max_model_len - static_cast<int64_t>(request.prompt.size());
   request.max_tokens = gen.chance(0.1) ? left : gen.in(0, std::min<int64_t>(left, 12));
   request.sampling = make_sampling(gen, script.vocab);
-  if (gen.chance(0.2)) request.choices = static_cast<int>(gen.in(1, std::min({int64_t{4}, script.limits.sequences, script.limits.tokens})));
+  if (gen.chance(0.2))
+    request.choices = static_cast<int>(gen.in(1, std::min({int64_t{4}, script.limits.sequences, script.limits.tokens})));
   if (gen.chance(0.3)) request.min_tokens = gen.in(0, request.max_tokens);
   for (auto stops = gen.chance(0.3) ? gen.in(1, 3) : 0; stops > 0; --stops)
     request.stop_tokens.push_back(static_cast<int32_t>(gen.in(0, script.vocab - 1)));
   request.ignore_eos = gen.chance(0.2);
+  if (request.choices == 1 && gen.chance(0.05)) {
+    for (int64_t i = 0; i < request.max_tokens; ++i)
+      request.forced_ids.push_back(static_cast<int32_t>(gen.in(0, script.vocab - 1)));
+  }
   if (gen.chance(0.2)) request.log_probs = static_cast<int>(gen.in(0, 3));
   if (gen.chance(0.1)) request.prompt_log_probs = static_cast<int>(gen.in(0, 3));
   if (gen.chance(0.3)) request.cache_salt = gen.pick<std::string>({"a", "b"});
@@ -157,10 +163,12 @@ int64_t common_tokens(const std::vector<int32_t>& a, const std::vector<int32_t>&
 void expect_answers(SimRequest& sim, int32_t vocab, const std::vector<int32_t>& end_tokens) {
   const Request& request = sim.request;
   WitnessPath path;
+  sim.prompt_hidden.clear();
   for (const int32_t token : request.prompt) {
     path.feed(token);
     sim.prompt_hidden.push_back(path.hidden());
   }
+  sim.answers.clear();
   if (request.sampling.temperature != 0 && !request.sampling.seed) return;
   for (int choice = 0; choice < request.choices; ++choice) sim.answers.push_back(answer(request, choice, vocab, end_tokens));
 }

@@ -45,7 +45,7 @@ uint64_t digest(const WitnessSampling& sampling, int32_t vocab) {
   }
   for (const LogitBias& bias : sampling.biases)
     if (bias.bias != 0) sum = mix(sum, mix(bits(bias.bias), static_cast<uint64_t>(bias.token)));
-  for (int32_t token = 0; token < vocab; ++token)
+  for (int32_t token = 0; token < vocab && !sampling.allowed.empty(); ++token)
     if (!is_allowed(sampling.allowed, token)) sum = mix(sum, static_cast<uint64_t>(token));
   if (row.temperature == 0) return sum;
   const uint64_t key = mix(row.seed, mix(static_cast<uint64_t>(row.choice), static_cast<uint64_t>(row.position)));
