@@ -12,9 +12,9 @@
 namespace weft {
 
 struct DetokenizerOptions {
-  bool skip_special = true;        ///< special tokens are no text
-  std::vector<std::string> stops;  ///< the text ends before the first of these
-  bool include_stop = false;       ///< or rather after it
+  bool skip_special = true;             ///< special tokens are no text
+  std::vector<std::string> stops = {};  ///< the text ends before the first of these
+  bool include_stop = false;            ///< or rather after it
 };
 
 /// The text of one growing answer, in pieces that may be sent at once. Each piece is valid UTF-8: of a character whose bytes

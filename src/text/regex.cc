@@ -19,8 +19,8 @@ constexpr size_t kLongestPattern = 64 * 1024;
 
 // Unicode's White_Space in short; PCRE2's own \s has U+180E too.
 constexpr std::string_view kSpaces = R"(\t-\r\x{85}\p{Z})";
-// PCRE2's own \w is letters, numbers and the underscore.
-constexpr std::string_view kWordCharacters = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+// As Oniguruma has it: the fractions and superscripts of Latin-1 too. PCRE2's own \w is letters, numbers and the underscore.
+constexpr std::string_view kWordCharacters = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{B2}\x{B3}\x{B9}\x{BC}-\x{BE})";
 
 /// Copies a pattern, rewriting what Oniguruma (in its Ruby syntax) and PCRE2 read differently.
 class Translation {
@@ -143,6 +143,7 @@ class Translation {
 
   void group() {
     static constexpr std::array<std::string_view, 8> kKnown = {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i:", "(?-i:"};
+    if (sees("(*")) refuse("a group of unknown kind");
     if (!sees("(?")) return copy(1);
     if (at_ == 0 && sees("(?i)")) return copy(4);  // Further on, its reach over alternatives differs.
     for (const std::string_view known : kKnown) {

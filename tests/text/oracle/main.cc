@@ -1,7 +1,8 @@
 // weft_text_oracle TOKENIZER_JSON: the ids of every text on standard input, for comparison with another library.
 //
-// In: for each text its length as four bytes, the lowest first, and its bytes. Out: for each text the number of ids and the ids, four
-// bytes each, likewise; on standard error, at the end, the microseconds of processor time spent encoding and decoding.
+// In: for each text its length as four bytes, the lowest first, and its bytes. Out: for each text the number of ids and the
+// ids, four bytes each, likewise; on standard error, at the end, the microseconds of processor time spent encoding and
+// decoding.
 
 #include <cstdint>
 #include <cstdio>

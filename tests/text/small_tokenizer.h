@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "text/byte_level.h"
+#include "text/tokenizer.h"
+#include "text/utf8.h"
+
+namespace weft::test {
+
+/// Bytes as a byte-level vocabulary writes them.
+inline std::string written(std::string_view bytes) {
+  std::string text;
+  for (const char byte : bytes) append_utf8(text, byte_level_character(static_cast<uint8_t>(byte)));
+  return text;
+}
+
+/// A tokenizer.json whose tokens 0 to 255 are the bytes, and 256 and on come of these merges, by rank.
+inline nlohmann::json small_tokenizer_json(const std::vector<std::pair<std::string, std::string>>& merges = {}) {
+  using Json = nlohmann::json;
+  Json vocabulary = Json::object(), list = Json::array();
+  for (int byte = 0; byte < 256; ++byte) vocabulary[written(std::string(1, static_cast<char>(byte)))] = byte;
+  for (const auto& [left, right] : merges) {
+    const std::string merged = written(left + right);
+    if (!vocabulary.contains(merged)) {
+      const size_t id = vocabulary.size();
+      vocabulary[merged] = id;
+    }
+    list.push_back({written(left), written(right)});
+  }
+  const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
+  return {{"added_tokens", Json::array()}, {"normalizer", nullptr},
+          {"pre_tokenizer", byte_level},   {"post_processor", nullptr},
+          {"decoder", byte_level},         {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", list}}}};
+}
+
+/// An added token with these flags beside its content and id.
+inline nlohmann::json added_token(int id, const std::string& content, const nlohmann::json& flags = nlohmann::json::object()) {
+  nlohmann::json token = {{"id", id},        {"content", content}, {"special", false},   {"single_word", false},
+                          {"lstrip", false}, {"rstrip", false},    {"normalized", false}};
+  token.update(flags);
+  return token;
+}
+
+inline nlohmann::json split(const std::string& regex, const std::string& behavior = "Isolated", bool invert = false) {
+  return {{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", behavior}, {"invert", invert}};
+}
+
+/// The file with these stages, then ByteLevel without a pattern of its own.
+inline nlohmann::json with_stages(nlohmann::json file, nlohmann::json stages) {
+  stages.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
+  file["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", stages}};
+  return file;
+}
+
+inline std::unique_ptr<Tokenizer> tokenizer_of(const nlohmann::json& file, const nlohmann::json& config = nullptr) {
+  return Tokenizer::parse(file.dump(), config.is_null() ? "" : config.dump());
+}
+
+/// The bytes of each token of `text`.
+inline std::vector<std::string> tokens_of(const Tokenizer& tokenizer, std::string_view text,
+                                          const EncodeOptions& options = {}) {
+  std::vector<std::string> tokens;
+  for (const int32_t id : tokenizer.encode(text, options)) tokens.emplace_back(tokenizer.token_bytes(id));
+  return tokens;
+}
+
+/// Where the pre-tokenizer cuts: every word that has one is a token, as the model of this file knows all words of the text.
+inline std::vector<std::string> words_of(nlohmann::json file, const std::string& text) {
+  file["model"]["ignore_merges"] = true;
+  auto& vocabulary = file["model"]["vocab"];
+  for (size_t begin = 0; begin < text.size(); ++begin) {
+    for (size_t end = begin + 1; end <= text.size(); ++end) {
+      const std::string word = written(text.substr(begin, end - begin)),
+                        spaced = written(" " + text.substr(begin, end - begin));
+      for (const std::string& one : {word, spaced}) {
+        const size_t id = vocabulary.size();
+        if (!vocabulary.contains(one)) vocabulary[one] = id;
+      }
+    }
+  }
+  return tokens_of(*tokenizer_of(file), text);
+}
+
+}  // namespace weft::test
