@@ -7,6 +7,7 @@
 #include "support/golden_check.h"
 #include "support/golden_files.h"
 #include "support/golden_grid.h"
+#include "support/golden_ways.h"
 
 namespace weft::test {
 namespace {
@@ -52,6 +53,18 @@ TEST_P(EngineOn, ManyRanksComputeTheGoldenByKeys) {
                 .exchange = DcpExchange::keys,
                 .tight_pool = true,
                 .gather_tokens = 64});
+}
+
+TEST_P(EngineOn, ServesTheGoldenInEveryWay) {
+  // Small blocks, so that answers outgrow them; the most ranks, and the most that share nothing but heads.
+  for (const Ranks& ranks : {most_, Ranks{most_.first, 1}}) {
+    const GridPoint point{.tp = ranks.first, .dcp = ranks.second, .interleave = 2, .block_size = 4, .budget = 256};
+    for (const Way way : kWays) {
+      for (const std::string& failure : run_way(golden_, point, way))
+        ADD_FAILURE() << to_string(point) << ", " << to_string(way) << ": " << failure;
+    }
+    if (most_.second == 1) break;
+  }
 }
 
 TEST_P(EngineOn, Bf16StaysWithinTheLimitsOfRounding) {

@@ -20,6 +20,7 @@
 #include "support/golden_check.h"
 #include "support/golden_files.h"
 #include "support/golden_grid.h"
+#include "support/golden_ways.h"
 
 namespace weft::test {
 namespace {
@@ -87,6 +88,7 @@ struct Model {
   std::filesystem::path dir;
   std::vector<Ranks> ranks;
   std::vector<GridPoint> exact, rounded;  ///< float32 and bf16 runs
+  std::vector<GridPoint> served;          ///< run in every way, for the tokens
 };
 
 /// bf16 is judged by medians, so the way of running matters less: every (tp, W), or one rank and the most ranks.
@@ -97,6 +99,19 @@ std::vector<GridPoint> rounded_grid(const std::vector<Ranks>& ranks, bool full) 
     for (const DcpExchange exchange : {DcpExchange::queries, DcpExchange::keys}) {
       if (ranks[i].second == 1 && exchange == DcpExchange::keys) continue;
       points.push_back({.tp = ranks[i].first, .dcp = ranks[i].second, .budget = 64, .exchange = exchange});
+    }
+  }
+  return points;
+}
+
+/// Every (tp, W) and interleave, or the most ranks with one. Blocks are small, so that answers outgrow them.
+std::vector<GridPoint> served_grid(const std::vector<Ranks>& ranks, bool full) {
+  constexpr int kBlock = 4;
+  std::vector<GridPoint> points;
+  for (const auto& [tp, dcp] : ranks) {
+    for (const int interleave : {1, 2, kBlock}) {
+      if (!full && (interleave != 1 || std::pair(tp, dcp) != ranks.back())) continue;
+      points.push_back({.tp = tp, .dcp = dcp, .interleave = interleave, .block_size = kBlock, .budget = 256});
     }
   }
   return points;
@@ -127,6 +142,9 @@ class Runner {
       });
     }
     engine_.reset();
+    for (const GridPoint& point : model.served) {
+      for (const Way way : kWays) serve(golden, point, way, row);
+    }
     row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     return row;
   }
@@ -146,6 +164,21 @@ class Runner {
     if (failures.empty()) return;
     ++row.failed_runs;
     fmt::print("FAILED {} {}{}\n", golden.name, to_string(point), dtype == ComputeDType::bf16 ? " bf16" : "");
+    for (const std::string& failure : failures) fmt::print("         {}\n", failure);
+    std::fflush(stdout);
+  }
+
+  static void serve(const Golden& golden, const GridPoint& point, Way way, Row& row) {
+    std::vector<std::string> failures;
+    try {
+      failures = run_way(golden, point, way);
+    } catch (const std::exception& error) {
+      failures = {error.what()};
+    }
+    ++row.runs;
+    if (failures.empty()) return;
+    ++row.failed_runs;
+    fmt::print("FAILED {} {} {}\n", golden.name, to_string(point), to_string(way));
     for (const std::string& failure : failures) fmt::print("         {}\n", failure);
     std::fflush(stdout);
   }
@@ -201,7 +234,8 @@ std::vector<Model> plan_runs(const Arguments& arguments, std::vector<std::string
     models.push_back({.dir = dir,
                       .ranks = legal_ranks({.q_heads = config.q_heads, .kv_heads = config.grid_kv_heads()}),
                       .exact = {},
-                      .rounded = {}});
+                      .rounded = {},
+                      .served = {}});
   }
   std::vector<std::vector<Ranks>> ranks;
   for (const Model& model : models) ranks.push_back(model.ranks);
@@ -209,6 +243,7 @@ std::vector<Model> plan_runs(const Arguments& arguments, std::vector<std::string
   for (size_t i = 0; i < models.size(); ++i) {
     models[i].exact = arguments.full ? full_grid(ranks[i]) : sample[i];
     models[i].rounded = rounded_grid(ranks[i], arguments.full);
+    models[i].served = served_grid(ranks[i], arguments.full);
   }
   return models;
 }
@@ -229,6 +264,9 @@ int run_all(const Arguments& arguments) {
       const std::string name = folder_name(model.dir);
       for (const GridPoint& point : model.exact) fmt::print("{} {} float32\n", name, to_string(point));
       for (const GridPoint& point : model.rounded) fmt::print("{} {} bfloat16\n", name, to_string(point));
+      for (const GridPoint& point : model.served) {
+        for (const Way way : kWays) fmt::print("{} {} {}\n", name, to_string(point), to_string(way));
+      }
     }
   } else if (!models.empty()) {
     print_header();

@@ -1,13 +1,16 @@
 #include "support/allocations.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <new>
 
 namespace {
 thread_local int64_t allocations = 0;
+std::atomic<int64_t> all_allocations{0};
 
 void* counted(void* memory) {
   ++allocations;
+  all_allocations.fetch_add(1, std::memory_order_relaxed);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
@@ -16,6 +19,7 @@ size_t rounded(size_t bytes, size_t alignment) { return (bytes + alignment - 1) 
 
 namespace weft::test {
 int64_t allocations_of_this_thread() { return allocations; }
+int64_t allocations_of_all_threads() { return all_allocations.load(std::memory_order_relaxed); }
 }  // namespace weft::test
 
 // The array and nothrow forms end up here. Not inlined, lest compilers pair an operator with malloc or free.
