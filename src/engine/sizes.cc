@@ -207,6 +207,15 @@ ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, Ops
   return {.grid = grid, .limits = limits, .shape = shape, .sizes = sizes};
 }
 
+PlanBuilder::Options plan_options(const ModelConfig& model, const EngineConfig& config, const ResolvedConfig& resolved) {
+  return {.layout = resolved.shape.layout,
+          .exchange = config.dcp_exchange,
+          .element_bytes = static_cast<int>(size_of(resolved.limits.dtype)),
+          .context_rows = resolved.limits.context_rows,
+          .first_layer = 0,
+          .last_layer = model.layers};
+}
+
 void require_memory(const ResolvedConfig& resolved) {
   const EngineSizes& sizes = resolved.sizes;
   const int64_t tp = resolved.grid.tp(), available = available_memory();
