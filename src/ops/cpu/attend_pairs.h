@@ -25,4 +25,11 @@ const PairKernels* avx512_bf16_pair_kernels(int vectors);
 /// Requires: the CPU has the instruction.
 void pack_value_pairs(const void* const* values, int64_t count, int64_t v_dim, float* packed);
 
+/// The same from float8_e4m3, whose numbers bfloat16 holds exactly; and `count` of them as bfloat16. Require:
+/// has_fp8_pairs().
+void pack_fp8_value_pairs(const void* const* values, int64_t count, int64_t v_dim, float* packed);
+void unpack_fp8_to_bf16(const void* codes, int64_t count, void* out);
+/// Whether the CPU has AVX-512 VBMI beside: looks up 64 bytes in a table of 128.
+bool has_fp8_pairs();
+
 }  // namespace weft::cpu

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "ops/cpu/attend_math-inl.h"
 #include "ops/cpu/attend_pairs.h"
@@ -153,13 +154,15 @@ void weigh_keys(int64_t first, int64_t count, float scale, TileScratch& s, int a
   }
 }
 
-/// Unpacks keys and values as numbers of type Out, and lets `rows` point at them. Values that are part of the keys stay so.
+/// Unpacks keys and values, which are not float32 unless Out is, and lets `rows` point at them. Values that are part of the
+/// keys stay so.
 template <typename Out>
 void unpack_rows(const TileView& tile, KeyRows& rows, Out* keys, Out* values) {
   const int64_t k_dim = tile.k_dim(), v_dim = tile.v_dim();
-  const auto unpack = tile.kv_dtype() == DType::f8_e4m3 ? unpack_elements<f8_e4m3, Out>
-                      : tile.kv_dtype() == DType::bf16  ? unpack_elements<bf16, Out>
-                                                        : unpack_elements<float, Out>;
+  auto* unpack = tile.kv_dtype() == DType::f8_e4m3 ? unpack_elements<f8_e4m3, Out> : unpack_elements<bf16, Out>;
+  if constexpr (std::is_same_v<Out, float>) {
+    if (tile.kv_dtype() == DType::f32) unpack = unpack_elements<float, float>;
+  }
   const bool shared = rows.values[0] == rows.keys[0];
   for (int64_t i = 0; i < rows.count; ++i, keys += k_dim, values += v_dim) {
     if (tile.kv_format() == KvFormat::fp8_ds_mla) {
@@ -185,9 +188,7 @@ struct FloatProducts {
           dtype == DType::bf16 ? static_cast<float>(static_cast<const bf16*>(query)[k]) : static_cast<const float*>(query)[k];
     }
   }
-  static void prepare(const TileView& tile, int, KeyRows& rows, TileScratch& s) {
-    unpack_rows(tile, rows, s.keys, s.values);
-  }
+  static void prepare(const TileView& tile, int, KeyRows& rows, TileScratch& s) { unpack_rows(tile, rows, s.keys, s.values); }
   /// Keys [first, first + count).
   static void score(const float* queries, const KeyRows& rows, int64_t first, int64_t count, int64_t k_dim, TileScratch& s) {
     score_keys<kVectors>(queries, rows.keys + first, count, k_dim, s.scores + first * kVectors * kLanes);
@@ -204,7 +205,7 @@ template <int kVectors>
 struct PairProducts {
   static bool suit(const TileView& tile) {
     return kLanes == 16 && tile.dtype() == DType::bf16 && tile.kv_dtype() != DType::f32 && tile.k_dim() % 2 == 0 &&
-           avx512_bf16_pair_kernels(kVectors) != nullptr;
+           avx512_bf16_pair_kernels(kVectors) != nullptr && (tile.kv_dtype() == DType::bf16 || has_fp8_pairs());
   }
   static void load_query(const void* query, DType, int64_t k_dim, int width, int i, float* panel) {
     for (int64_t pair = 0; pair < k_dim / 2; ++pair) {
@@ -213,12 +214,7 @@ struct PairProducts {
   }
   /// Keys are used where they lie, unless they must be unpacked or several panels read them: see FloatProducts.
   static void prepare(const TileView& tile, int panels, KeyRows& rows, TileScratch& s) {
-    if (tile.kv_dtype() == DType::f8_e4m3) {
-      // Values are unpacked into the half of their scratch that their pairs leave free.
-      unpack_rows(tile, rows, reinterpret_cast<bf16*>(s.keys), reinterpret_cast<bf16*>(s.values) + kTileKeys * tile.v_dim());
-      pack_value_pairs(rows.values, rows.count, tile.v_dim(), s.values);
-      return;
-    }
+    if (tile.kv_dtype() == DType::f8_e4m3) return prepare_fp8(tile, rows, s);
     pack_value_pairs(rows.values, rows.count, tile.v_dim(), s.values);
     if (panels == 1) return;
     auto* keys = reinterpret_cast<std::byte*>(s.keys);
@@ -238,6 +234,20 @@ struct PairProducts {
   }
 
  private:
+  static void prepare_fp8(const TileView& tile, KeyRows& rows, TileScratch& s) {
+    auto* keys = reinterpret_cast<bf16*>(s.keys);
+    if (tile.kv_format() == KvFormat::fp8_ds_mla) {
+      unpack_rows<bf16>(tile, rows, keys, nullptr);  // their values are part of them
+      pack_value_pairs(rows.values, rows.count, tile.v_dim(), s.values);
+      return;
+    }
+    pack_fp8_value_pairs(rows.values, rows.count, tile.v_dim(), s.values);
+    for (int64_t i = 0; i < rows.count; ++i, keys += tile.k_dim()) {
+      unpack_fp8_to_bf16(rows.keys[i], tile.k_dim(), keys);
+      rows.keys[i] = keys;
+    }
+    std::fill(rows.keys + rows.count, rows.keys + kTileKeys, rows.keys[rows.count - 1]);
+  }
   static const PairKernels& kernels() { return *avx512_bf16_pair_kernels(kVectors); }
 };
 

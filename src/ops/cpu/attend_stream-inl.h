@@ -142,6 +142,18 @@ class StreamAttention {
         for (int i = 0; i < kQueries; ++i) total[j][i] = hn::Zero(d);
       }
       int64_t k = 0;
+      for (; k + 2 * kLanes <= k_dim_; k += 2 * kLanes) {
+        WEFT_UNROLL
+        for (int j = 0; j < kAtOnce; ++j) {
+          const F32Pair x = load_two(at[j] + k);
+          WEFT_UNROLL
+          for (int i = 0; i < kQueries; ++i) {
+            const float* query_at = queries + i * k_pad_ + k;
+            total[j][i] = hn::MulAdd(x.v[0], hn::Load(d, query_at), total[j][i]);
+            total[j][i] = hn::MulAdd(x.v[1], hn::Load(d, query_at + kLanes), total[j][i]);
+          }
+        }
+      }
       for (; k + kLanes <= k_dim_; k += kLanes) {
         WEFT_UNROLL
         for (int j = 0; j < kAtOnce; ++j) {
@@ -214,8 +226,16 @@ class StreamAttention {
       if (key % kStepKeys == 0) prefetcher.step();
       const T* value = static_cast<const T*>(rows.values[key]) + offset;
       VF x[kWide];
-      WEFT_UNROLL
-      for (int j = 0; j < kWide; ++j) x[j] = load_elements(value + j * kLanes);
+      if constexpr (kWide % 2 == 0) {
+        WEFT_UNROLL
+        for (int j = 0; j < kWide; j += 2) {
+          const F32Pair two = load_two(value + j * kLanes);
+          x[j] = two.v[0], x[j + 1] = two.v[1];
+        }
+      } else {
+        static_assert(kWide == 1);
+        x[0] = load_elements(value);
+      }
       WEFT_UNROLL
       for (int i = 0; i < kQueries; ++i) {
         const VF weight = hn::Set(d, weights[i * kTileKeys + key]);

@@ -16,12 +16,17 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
-/// `count` adjacent elements; the scale of float8_e4m3 is left to the caller, who can multiply sums with it.
+/// `count` adjacent elements, into a type that holds all of In's numbers; the scale of float8_e4m3 is left to the caller, who
+/// can multiply sums with it.
 template <typename In, typename Out>
 void unpack_elements(const void* in, int64_t count, Out* out) {
   const In* from = static_cast<const In*>(in);
   int64_t i = 0;
-  for (; i + kF32Lanes <= count; i += kF32Lanes) store_elements(load_elements(from + i), out + i);
+  for (; i + 2 * kF32Lanes <= count; i += 2 * kF32Lanes) {
+    const F32Pair pair = load_two(from + i);
+    store_exactly(pair.v[0], out + i);
+    store_exactly(pair.v[1], out + i + kF32Lanes);
+  }
   for (; i < count; ++i) out[i] = Out(static_cast<float>(from[i]));
 }
 
@@ -35,8 +40,10 @@ void unpack_fp8_ds_mla(const void* row, int64_t latent_dim, int64_t rope_dim, Ou
     float scale = 0;
     std::memcpy(&scale, scales, sizeof(float));
     const F32 factor = hn::Set(ElementsF32(), scale);
-    for (int64_t i = group; i < group + kLatentScaleGroup; i += kF32Lanes) {
-      store_elements(hn::Mul(load_elements(codes + i), factor), out + i);
+    for (int64_t i = group; i < group + kLatentScaleGroup; i += 2 * kF32Lanes) {
+      const F32Pair pair = load_two(codes + i);
+      store_elements(hn::Mul(pair.v[0], factor), out + i);
+      store_elements(hn::Mul(pair.v[1], factor), out + i + kF32Lanes);
     }
   }
   unpack_elements<bf16>(scales, rope_dim, out + latent_dim);
