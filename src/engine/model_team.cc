@@ -97,7 +97,7 @@ void ModelTeam::load(const ModelConfig& model, const EngineConfig& config, const
     Rank& rank = *ranks_[static_cast<size_t>(index)];
     rank.tp = local_.make_tp(tp_rank);
     rank.dcp = local_.make_dcp(tp_rank);
-    rank.ops = make_cpu_ops(threads_per_rank_);
+    rank.ops = make_cpu_ops(threads_per_rank_, config.batch_invariant);
     const LoadOptions options{.dtype = resolved.limits.dtype, .tp_rank = tp_rank, .progress = tp_rank == 0};
     rank.weights = checkpoint ? load_weights(model, grid, *checkpoint, options, *rank.ops)
                               : dummy_weights(model, grid, config.seed, options, *rank.ops);

@@ -6,7 +6,8 @@
 
 namespace weft {
 
-/// The operators of one CPU rank on `threads` threads.
-std::unique_ptr<Ops> make_cpu_ops(int threads);
+/// The operators of one CPU rank on `threads` threads. With `invariant` a row of a product has the same bits whatever rows are
+/// beside it, at some cost in speed for many rows; attention has a flag of its own, and all other operators are like that.
+std::unique_ptr<Ops> make_cpu_ops(int threads, bool invariant = false);
 
 }  // namespace weft

@@ -4,6 +4,8 @@
 
 namespace weft {
 
-std::unique_ptr<Ops> make_cpu_ops(int threads) { return std::make_unique<CpuOps>(threads); }
+std::unique_ptr<Ops> make_cpu_ops(int threads, bool invariant) {
+  return std::make_unique<CpuOps>(threads, invariant ? cpu::ManyRows::panels : cpu::fastest_for_many_rows());
+}
 
 }  // namespace weft
