@@ -173,7 +173,7 @@ TEST(EngineSim, TwoPromptsWith150TokensInCommonShare150WithBlocksOf64OnTwoRanks)
   const SimLayout layout{
       .layout = {.shard = {.ranks = 2, .interleave = 1}, .block_tokens = 64}, .blocks = 30, .context_rows = 64};
   const SimRun run = run_sim(script, layout);
-  EXPECT_THAT(run.wrong, IsEmpty());
+  ASSERT_THAT(run.wrong, IsEmpty());
   EXPECT_EQ(run.streams[1]->cached_tokens(), 150);
 }
 
