@@ -11,6 +11,7 @@
 #include <numeric>
 #include <set>
 
+#include "support/allocations.h"
 #include "support/prop.h"
 
 namespace weft {
@@ -30,6 +31,13 @@ constexpr int32_t kVocab = 1000, kEnd = 999;
 class FakeRunner : public StepRunner {
  public:
   const StepResult& run(const StepPlan& plan) override {
+    const int64_t before = test::allocations_of_this_thread();
+    answer(plan);
+    allocated += test::allocations_of_this_thread() - before;
+    return result;
+  }
+
+  void answer(const StepPlan& plan) {
     if (fail) throw SystemError("a rank is lost");
     plans.push_back(StepPlan::from_bytes(plan.bytes()));
     const auto rows = plan[plan->sampling];
@@ -51,7 +59,6 @@ class FakeRunner : public StepRunner {
         result.hidden[0].insert(result.hidden[0].end(), 2, static_cast<float>(position));
     }
     result.seconds = seconds;
-    return result;
   }
 
   /// A function of the place in the text alone, so that answers do not depend on how steps are put together.
@@ -62,6 +69,7 @@ class FakeRunner : public StepRunner {
   StepResult result;
   double seconds = 0;
   bool fail = false;
+  int64_t allocated = 0;  ///< by itself: how often
 };
 
 ModelConfig one_head() {
@@ -685,21 +693,40 @@ TEST(EngineLoop, TheSameSubmissionsGiveTheSamePlans) {
   }
 }
 
-TEST(EngineLoop, PenaltiesBeyondAStepsRoomTakeTurns) {
-  Harness h({.sequences = 4}, [](EngineLoop::Options& options) {
-    options.vocab = kVocab;
-    options.limits.penalty_tokens = kVocab;
-  });
-  std::vector<std::shared_ptr<RequestStream>> streams;
-  for (int32_t i = 0; i < 3; ++i) {
-    // 60 tokens of prompt count for little; a bound of 1,000 holds them all. See the scheduler's test for the turns.
-    Request request{.prompt = counting(60 * i, 60), .max_tokens = 5};
-    request.sampling.repetition_penalty = 2;
-    streams.push_back(h.submit(std::move(request)));
-  }
-  h.finish();
-  for (const auto& stream : streams) EXPECT_EQ(tokens_of(*stream), plain_answer(60, 5));
-  for (const StepPlan& plan : h.runner.plans) EXPECT_LE(plan[plan->penalty_tokens].size(), 1000u);
+TEST(EngineLoop, NothingIsAllocatedFromASubmissionToItsEnd) {
+  for_each_case(
+      [](Gen& gen) {
+        const int ranks = gen.pick({1, 2, 4});
+        Harness h({.ranks = ranks, .block_tokens = 2, .blocks = 40 / ranks, .max_model_len = 60, .tokens = 16, .sequences = 4},
+                  [&](EngineLoop::Options& options) { options.batch_invariant = gen.chance(0.3); });
+        int64_t in_loop = 0;
+        const auto counted = [&](auto action) {
+          const int64_t before = test::allocations_of_this_thread() - h.runner.allocated;
+          action();
+          in_loop += test::allocations_of_this_thread() - h.runner.allocated - before;
+        };
+        std::vector<std::shared_ptr<RequestStream>> streams;
+        for (int i = 0; i < 30; ++i) {
+          Request request{.prompt = counting(gen.pick({0, 0, 300}), gen.in(1, 40)), .max_tokens = gen.in(0, 20)};
+          request.choices = static_cast<int>(gen.in(1, 4));
+          request.min_tokens = gen.in(0, request.max_tokens);
+          request.sampling.repetition_penalty = gen.pick({1.0f, 2.0f});
+          request.sampling.frequency_penalty = gen.pick({0.0f, 1.0f});
+          if (gen.chance(0.2)) request.sampling.allowed_tokens = {1, 5};
+          if (gen.chance(0.2)) request.sampling.logit_bias = {{.token = 4, .bias = 1}};
+          if (gen.chance(0.2)) request.prompt_log_probs = 2;
+          if (gen.chance(0.2)) request.log_probs = 3;
+          streams.push_back(std::make_shared<RequestStream>(h.next_id++, request));
+          auto submission = EngineLoop::prepare(std::move(request), streams.back(), h.options);
+          counted([&] { h.loop->add(std::move(submission), h.now); });
+          for (int64_t steps = gen.in(0, 3); steps > 0; --steps) counted([&] { h.loop->step(h.now); });
+          if (gen.chance(0.1)) counted([&] { h.loop->cancel(h.next_id - 1, h.now); });
+        }
+        while (h.loop->running() + h.loop->waiting() > 0) counted([&] { h.loop->step(h.now); });
+        EXPECT_EQ(in_loop, 0);
+        EXPECT_GT(h.metrics.preemptions.value() + h.metrics.prefix_hits.value(), 0);
+      },
+      20);
 }
 
 // --- endings ---------------------------------------------------------------------------------------------------------------
