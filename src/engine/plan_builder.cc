@@ -14,8 +14,8 @@ PlanBuilder::PlanBuilder(const ModelConfig& config, const RankGrid& grid, const 
 
 namespace {
 
-/// Most rows that all gathers of a step take of one rank, in sequences of the greatest length. A step of long chunks gathers
-/// about two contexts of each 128 of their rows; this is more than a chunk of 2,048 rows of several sequences asks for.
+/// All gathers of a step together take no more rows of one rank than so many sequences of the greatest length have there. A
+/// long chunk of one sequence gathers its context once; this leaves room for several at once.
 constexpr int64_t kGatheredContexts = 4;
 /// Kinds of rows in a step: decode, via queries, via keys, without context.
 constexpr int kKinds = 4;

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 
+#include "support/allocations.h"
 #include "support/prop.h"
 
 namespace weft {
@@ -157,6 +158,100 @@ TEST(PlanBuilder, AStepWithoutSequencesIsAllPadding) {
   EXPECT_EQ(plan->rows, 3);
   EXPECT_EQ(plan[plan->groups].back().end, 3);
   EXPECT_TRUE(plan[plan->sampling].empty());
+}
+
+TEST(PlanBuilder, ChoicesShareTheLastRowAndOneAddressOneList) {
+  Fixture f(2, 1, 4);
+  const auto table = blocks({7, 3});
+  const std::vector<int32_t> prompt = {10, 11, 12}, token = {42};
+  const std::vector<PenaltyToken> penalties = {{.token = 10, .in_prompt = 1}, {.token = 12, .in_prompt = 1}},
+                                  other = {{.token = 5}};
+  const std::vector<LogitBias> biases = {{.token = 3, .bias = 1.5f}};
+  const std::vector<uint32_t> mask = {6, 0};
+  std::vector<RowSampling> choices(2);
+  for (int32_t k = 0; k < 2; ++k) {
+    RowSampling& choice = choices[static_cast<size_t>(k)];
+    choice = {
+        .row = {.seed = 9, .choice = k, .temperature = 0.5f}, .penalty_tokens = penalties, .biases = biases, .allowed = mask};
+  }
+  const RowSampling decode{.row = {.target = 77, .top_log_probs = 4}, .penalty_tokens = other, .allowed = mask};
+  const std::vector<SequenceStep> steps = {
+      {.sequence = 0,
+       .cached = 0,
+       .tokens = prompt,
+       .table = table,
+       .logits = SequenceStep::Logits::all,
+       .targets = std::span(prompt).subspan(1),
+       .top_log_probs = 2,
+       .sampling = choices},
+      {.sequence = 1,
+       .cached = 5,
+       .tokens = token,
+       .table = table,
+       .decode = true,
+       .logits = SequenceStep::Logits::last,
+       .sampling = {&decode, 1}},
+  };
+  const StepPlan& plan = f.builder.build(steps, {}, {}, {});
+  EXPECT_EQ(as_vector(f.builder.first_logit_rows()), (std::vector<int32_t>{1, 0}));
+  EXPECT_EQ(plan->max_top_log_probs, 4);
+  const auto rows = plan[plan->sampling];
+  ASSERT_EQ(rows.size(), 5u);
+  const auto column = [&](auto member) {
+    std::vector<int32_t> out;
+    for (const SamplingRow& row : rows) out.push_back(row.*member);
+    return out;
+  };
+  EXPECT_EQ(column(&SamplingRow::row), (std::vector<int32_t>{0, 1, 2, 3, 3}));
+  EXPECT_EQ(column(&SamplingRow::position), (std::vector<int32_t>{6, 1, 2, 3, 3}));
+  EXPECT_EQ(column(&SamplingRow::target), (std::vector<int32_t>{77, 11, 12, -1, -1}));
+  EXPECT_EQ(column(&SamplingRow::choice), (std::vector<int32_t>{0, 0, 0, 0, 1}));
+  EXPECT_EQ(column(&SamplingRow::top_log_probs), (std::vector<int32_t>{4, 2, 2, 0, 0}));
+  EXPECT_EQ(column(&SamplingRow::allowed_mask), (std::vector<int32_t>{0, -1, -1, 0, 0}));
+  EXPECT_EQ(plan[plan->token_masks].size(), 2u);
+  ASSERT_EQ(plan[plan->penalty_tokens].size(), 3u);
+  EXPECT_EQ(rows[0].penalty_tokens.begin, 0);
+  EXPECT_EQ(rows[0].penalty_tokens.count, 1);
+  for (const size_t choice : {3u, 4u}) {
+    EXPECT_EQ(rows[choice].penalty_tokens.begin, 1);
+    EXPECT_EQ(rows[choice].penalty_tokens.count, 2);
+    EXPECT_EQ(rows[choice].biases.begin, 0);
+    EXPECT_EQ(rows[choice].biases.count, 1);
+    EXPECT_EQ(rows[choice].seed, 9u);
+    EXPECT_EQ(rows[choice].temperature, 0.5f);
+  }
+  EXPECT_EQ(plan[plan->biases].size(), 1u);
+}
+
+/// More context by keys than memory was taken for: four sequences of the greatest length fit, the fifth sends its queries.
+TEST(PlanBuilder, AReservedBuilderTakesNoMoreMemory) {
+  Fixture f(2, 1, 4, DcpExchange::keys, 16);
+  f.builder.reserve({.rows = 20,
+                     .sequences = 5,
+                     .max_length = 64,
+                     .sampling_rows = 25,
+                     .table_updates = 80,
+                     .penalty_tokens = 10,
+                     .biases = 10,
+                     .vocab = 100});
+  const std::vector<BlockId> table(8, BlockId{1});
+  const std::vector<int32_t> tokens = {1, 2, 3, 4};
+  std::vector<SequenceStep> steps;
+  for (int32_t i = 0; i < 5; ++i)
+    steps.push_back({.sequence = i, .cached = 60, .tokens = tokens, .table = table, .logits = SequenceStep::Logits::all});
+  const std::vector<TableUpdate> updates(80);
+  const std::vector<BlockCopy> copies(5);
+  const size_t capacity = f.builder.build({}, {}, {}, {.pad_to = 1}).capacity();
+  const int64_t before = test::allocations_of_this_thread();
+  const StepPlan& plan = f.builder.build(steps, updates, copies, {});
+  EXPECT_EQ(test::allocations_of_this_thread(), before);
+  EXPECT_EQ(plan.capacity(), capacity);
+  EXPECT_LE(plan.bytes().size(), capacity);
+  ASSERT_EQ(plan[plan->groups].size(), 2u);
+  EXPECT_EQ(plan[plan->groups][0].via, ContextVia::queries);
+  EXPECT_EQ(plan[plan->groups][0].end, 4);
+  EXPECT_EQ(plan[plan->groups][1].via, ContextVia::keys);
+  EXPECT_EQ(plan[plan->waves].size(), 4u * 30 / 16 + 1);
 }
 
 TEST(PlanBuilder, PlansSurviveTransportAndDamageIsSeen) {
