@@ -73,9 +73,10 @@ struct Engine::Parts {
     bool counted = true;  ///< towards the bounds of the queue
   };
   struct Command {
-    enum class Kind : uint8_t { add, cancel, cancel_all, reset_prefix_cache } kind = Kind::add;
+    enum class Kind : uint8_t { add, cancel, cancel_all, reset_prefix_cache, fail } kind = Kind::add;
     std::vector<New> added = {};
     uint64_t id = 0;  ///< to cancel
+    std::string why = {};  ///< to fail
   };
   /// A request in the loop.
   struct Open {
@@ -151,9 +152,15 @@ Engine::Parts::Parts(const EngineConfig& config_in, Hooks hooks_in, const MakeRa
       readable_bytes(sizes.kv_bytes), to_string(sizes.dtype), to_string(sizes.kv_dtype),
       counted(team.threads_per_rank(), "thread"));
   thread = std::thread([this] { work(); });
+  // A step that is running fails by itself; an engine that waits for requests would not notice.
+  team.on_loss([this](const std::string& why) {
+    Command command{.kind = Command::Kind::fail, .why = why};
+    inbox.try_push(command);
+  });
 }
 
 Engine::Parts::~Parts() {
+  team.on_loss({});
   inbox.push({.kind = Command::Kind::cancel_all});
   inbox.close();
   thread.join();
@@ -225,6 +232,8 @@ void Engine::Parts::carry_out(Command command) {
     case Command::Kind::reset_prefix_cache:
       loop.reset_prefix_cache();
       break;
+    case Command::Kind::fail:
+      throw SystemError("{}", command.why);
   }
 }
 

@@ -57,6 +57,7 @@ LocalRanks thread_ranks(const RankGrid& grid) {
   return {
       .first = 0,
       .count = grid.tp(),
+      .on_same_cores = grid.tp(),
       .make_tp = [groups](int rank) { return groups->tp.join(rank); },
       .make_dcp = [groups, grid](
                       int rank) { return groups->dcp[static_cast<size_t>(grid.group_of(rank))]->join(grid.dcp_rank_of(rank)); },
@@ -69,7 +70,7 @@ LocalRanks thread_ranks(const RankGrid& grid) {
 
 ModelTeam::ModelTeam(const ModelConfig& model, const EngineConfig& config, const ResolvedConfig& resolved, LocalRanks local)
     : local_(std::move(local)),
-      threads_per_rank_(threads_of_a_rank(config, local_.count)),
+      threads_per_rank_(threads_of_a_rank(config, local_.on_same_cores)),
       ranks_(static_cast<size_t>(local_.count)),
       team_(local_.count, local_.abort),
       step_([this](int index) {
@@ -113,6 +114,7 @@ void ModelTeam::load(const ModelConfig& model, const EngineConfig& config, const
                                                             .ops = *rank.ops,
                                                             .exchange = *rank.exchange});
     reserve(rank.result, resolved.limits);
+    rank.result.rank_checksums.reserve(static_cast<size_t>(local_.count));
   });
 }
 
@@ -120,7 +122,9 @@ const StepResult& ModelTeam::run(const StepPlan& plan) {
   if (local_.announce) local_.announce(plan);
   plan_ = &plan;
   team_.run(step_);
-  const StepResult& first = ranks_.front()->result;
+  StepResult& first = ranks_.front()->result;
+  first.rank_checksums.clear();
+  for (const auto& rank : ranks_) first.rank_checksums.push_back(rank->result.checksum);
   for (const auto& rank : ranks_) {
     if (rank->result.checksum != first.checksum)
       throw SystemError("ranks disagree on the tokens of step {}: the machine or the build is broken", plan->step);

@@ -2,6 +2,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -15,13 +17,17 @@ namespace weft {
 /// The ranks that live in this process, and how they meet the others.
 struct LocalRanks {
   int first = 0, count = 1;  ///< tp ranks [first, first + count)
+  int on_same_cores = 1;     ///< ranks that compute on the cores of this process, those of other processes included
   /// The communicator of tp rank `rank` in the group of all ranks, and in its DCP group. Called once per rank, on the rank's
   /// thread, for all ranks at the same time.
   std::function<std::unique_ptr<Communicator>(int rank)> make_tp, make_dcp;
-  /// Wakes every rank that waits for another, in whatever process. Any thread; must not throw.
+  /// Wakes every rank that waits for another, in whatever process. Called by the thread of the rank that failed, in the handler
+  /// of its error; must not throw.
   std::function<void()> abort;
   /// Called with each plan before the ranks of this process run it: hands it to other processes. Empty where there are none.
   std::function<void(const StepPlan&)> announce = {};
+  /// Sets what is called, on some thread, when another process is lost; nothing takes it back. Empty where there are no others.
+  std::function<void(std::function<void(const std::string& why)> call)> on_loss = {};
 };
 
 /// All ranks of the grid as threads of this process.
@@ -44,6 +50,10 @@ class ModelTeam final : public StepRunner {
 
   /// Threads that each rank computes with.
   int threads_per_rank() const { return threads_per_rank_; }
+  /// Sets what is called, on some thread, when the ranks in another process are lost. Nothing takes it back.
+  void on_loss(std::function<void(const std::string& why)> call) {
+    if (local_.on_loss) local_.on_loss(std::move(call));
+  }
 
  private:
   struct Rank;

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/config.h"
+#include "engine/engine.h"
 #include "tools/flags.h"
 
 namespace weft {
@@ -15,7 +15,9 @@ struct Invocation {
   std::string about = {};  ///< help: of this command, "" for all
   EngineConfig engine = {};
   std::map<std::string, std::string> options = {};  ///< the command's own, by name; a switch that is given holds ""
+  Engine::MakeRanks make_ranks = {};                ///< for the engine, where a run has several processes
 
+  bool needs_engine() const { return command == "generate" || command == "eval" || command == "serve"; }
   bool has(const std::string& option) const { return options.contains(option); }
   const std::string& operator[](const std::string& option) const { return options.at(option); }
 };

@@ -31,7 +31,7 @@ void run_eval(const Invocation& invocation) {
 
   require_possible(invocation.engine, requests);
 
-  Engine engine(invocation.engine);
+  Engine engine(invocation.engine, {}, invocation.make_ranks);
   const auto began = std::chrono::steady_clock::now();
   const std::vector<std::shared_ptr<RequestStream>> streams = engine.run(requests);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();

@@ -343,11 +343,11 @@ std::string Flag::accepted() const {
   return out;
 }
 
-std::string Flag::default_text() const {
-  const int64_t value = get(EngineConfig{});
+std::string Flag::text_in(const EngineConfig& config) const {
+  const int64_t value = get(config);
   if (kind == Kind::choice) {
     const auto it = std::find_if(choices.begin(), choices.end(), [&](const Choice& c) { return c.value == value; });
-    WEFT_CHECK(it != choices.end()) << "default of --" << name;
+    WEFT_CHECK(it != choices.end()) << "value of --" << name;
     return it->word;
   }
   if (kind == Kind::boolean) return value != 0 ? "true" : "false";

@@ -43,8 +43,10 @@ struct Flag {
   std::string environment() const;
   /// What may be written: "1 to 1024", "auto, queries or keys".
   std::string accepted() const;
+  /// The value in `config`, as a user would write it.
+  std::string text_in(const EngineConfig& config) const;
   /// The value of a default EngineConfig, as a user would write it.
-  std::string default_text() const;
+  std::string default_text() const { return text_in(EngineConfig{}); }
   /// The value of `text`. Throws UserError, which names `spelling` (the flag or the variable), the text and what is accepted.
   int64_t parse(std::string_view text, std::string_view spelling) const;
 };

@@ -77,10 +77,13 @@ void run_generate(const Invocation& invocation) {
   require_possible(config, {request});
 
   std::atomic<uint32_t> progress{0};
-  Engine engine(config, {.progress = [&] {
-                  progress.fetch_add(1);
-                  progress.notify_all();
-                }});
+  Engine engine(config,
+                {.progress =
+                     [&] {
+                       progress.fetch_add(1);
+                       progress.notify_all();
+                     }},
+                invocation.make_ranks);
   const std::shared_ptr<RequestStream> stream = engine.submit(request).stream;
   if (stream == nullptr) throw SystemError("{}", engine.failure());
 

@@ -81,8 +81,8 @@ const std::vector<Pin> kPins = {
     {"ucs/", {"transfer/ucx_transport.cc"}},
 };
 /// The operating system, free to use.
-const std::vector<std::string> kSystem = {"sys/",     "linux/",   "unistd.h", "fcntl.h",  "sched.h",     "pthread.h",
-                                          "signal.h", "stdlib.h", "netdb.h",  "netinet/", "immintrin.h", "arpa/"};
+const std::vector<std::string> kSystem = {"sys/",   "linux/",   "unistd.h", "fcntl.h",  "sched.h",     "pthread.h", "signal.h",
+                                          "poll.h", "stdlib.h", "netdb.h",  "netinet/", "immintrin.h", "arpa/"};
 
 std::string module_of(std::string_view path) { return std::string(path.substr(0, path.find('/'))); }
 bool starts_with_any(std::string_view text, const std::vector<std::string>& beginnings) {
