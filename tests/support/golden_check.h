@@ -46,7 +46,17 @@ struct ExactReport {
 /// |logit difference| < 1e-3, hidden rows within 1e-3 of their spread, the same tokens and experts.
 ExactReport check_exact(const Golden& golden, const std::vector<Result>& results);
 
-/// How far one bf16 run, fed the golden's tokens, is from the golden. s: standard deviation of the golden's logits.
+/// What is acceptable of a run that rounds: a row's largest |difference| in the middle of all rows, the root of the mean
+/// square, both in s, and the share of rows with the same largest logit. s: standard deviation of the golden's logits.
+struct RoundedBounds {
+  double median_row_error = 0.15, rms = 0.2, same_argmax = 0.88;
+};
+/// Computation in bf16. The rms is at most 0.05 for dense models.
+RoundedBounds bf16_bounds(const Golden& golden);
+/// A cache of fp8, everything else in float32.
+constexpr RoundedBounds kFp8CacheBounds{.median_row_error = 0.40, .rms = 0.22, .same_argmax = 0.78};
+
+/// How far one run that rounds, fed the golden's tokens, is from the golden.
 struct RoundedReport {
   double median_row_error = 0;  ///< a row's largest |difference| / s
   double rms = 0;               ///< of all differences / s
@@ -54,7 +64,10 @@ struct RoundedReport {
   int64_t clear_misses = 0;     ///< generated tokens that differ although the golden's margin is 0.1 s or more
   std::vector<std::string> failures;
 };
-/// Median row error at most 0.15, rms at most 0.05 for dense models and 0.2 otherwise, the same argmax in 0.88 of the rows.
-RoundedReport check_rounded(const Golden& golden, const std::vector<Result>& results);
+RoundedReport check_rounded(const Golden& golden, const std::vector<Result>& results, const RoundedBounds& bounds);
+/// In bf16.
+inline RoundedReport check_rounded(const Golden& golden, const std::vector<Result>& results) {
+  return check_rounded(golden, results, bf16_bounds(golden));
+}
 
 }  // namespace weft::test
