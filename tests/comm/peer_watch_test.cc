@@ -9,6 +9,7 @@
 #include <condition_variable>
 
 #include "base/check.h"
+#include "base/log.h"
 
 namespace weft {
 namespace {
@@ -160,6 +161,7 @@ TEST(PeerWatchDeathTest, AProcessThatDoesNotEndAfterALossIsEnded) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
+        log::start();
         Ends ends(1);
         ends.at_first.socket = Descriptor();
         News news;

@@ -93,8 +93,8 @@ TEST_F(WeftProcesses, GiveTheSameTokensAsOne) {
 }
 
 TEST_F(WeftProcesses, EvalWritesItsResultsOnce) {
-  std::ofstream(dir_ / "in.json") << R"({"prompts":[{"name":"a","input_ids":[5,6,7],"max_new_tokens":3},)"
-                                  << R"({"name":"b","input_ids":[8,9],"max_new_tokens":4}]})";
+  std::ofstream(dir_ / "in.json") << R"({"prompts":[{"name":"a","input_ids":[5,6,7],"generate":3},)"
+                                  << R"({"name":"b","input_ids":[8,9],"generate":4}]})";
   const auto command = [&](const char* name) {
     return fmt::format("{} eval {} -tp 2 -dcp 2 --dtype float32 --kv-cache-memory-bytes 4M --prompts {} --out {}", kWeft,
                        golden("llama_tied"), (dir_ / "in.json").string(), (dir_ / name).string());
