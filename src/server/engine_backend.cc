@@ -21,9 +21,8 @@ EngineBackend::EngineBackend(Engine& engine) : engine_(engine) {
 }
 
 std::vector<int64_t> EngineBackend::tokens_per_rank(int64_t tokens) const {
-  const ShardLayout shard{.ranks = info_.dcp, .interleave = info_.interleave};
   std::vector<int64_t> out;
-  for (int rank = 0; rank < info_.dcp; ++rank) out.push_back(shard.local_count(tokens, rank));
+  for (int rank = 0; rank < info_.dcp; ++rank) out.push_back(engine_.grid().shard().local_count(tokens, rank));
   return out;
 }
 

@@ -139,7 +139,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void read_head();
   void on_head(error_code error);
   void read_body();
-  void on_body(error_code error, size_t bytes);
+  void on_body(error_code error);
   bool account_body();
   void work();
   void on_reply(Service::Reply reply);
@@ -246,7 +246,7 @@ void Session::read_body() {
   if (parser_->is_done()) return work();
   reading_ = true;
   http::async_read_some(socket_, in_, *parser_,
-                        [self = shared_from_this()](error_code error, size_t bytes) { self->on_body(error, bytes); });
+                        [self = shared_from_this()](error_code error, size_t) { self->on_body(error); });
 }
 
 /// False where all bodies together have become too large.
@@ -257,10 +257,9 @@ bool Session::account_body() {
   return server_.body_bytes <= kBodiesAtOnce * server_.config.max_body_bytes;
 }
 
-void Session::on_body(error_code error, size_t bytes) {
+void Session::on_body(error_code error) {
   reading_ = false;
   if (state_ != State::reading_body) return;
-  server_.service.http().body_bytes.add(static_cast<int64_t>(bytes));
   if (error == http::error::body_limit) {
     keep_alive_ = false;
     return refuse(413, fmt::format("the body is larger than {} bytes (--max-body-size)", server_.config.max_body_bytes),
@@ -283,6 +282,7 @@ void Session::work() {
   state_ = State::working;
   deadline_ = Clock::time_point::max();
   std::string body = std::move(parser_->get().body());
+  server_.service.http().body_bytes.add(static_cast<int64_t>(body.size()));
   server_.body_bytes -= std::exchange(body_accounted_, 0);
   auto& pool = body.size() <= kSmallBody ? server_.quick : server_.slow;
   asio::post(pool, [self = shared_from_this(), body = std::move(body)]() mutable {
@@ -332,7 +332,8 @@ void Session::start_stream() {
 
 Session::Step Session::step() {
   try {
-    return {.bytes = answer_->step(), .failed = std::nullopt};
+    std::string bytes = answer_->step();
+    return {.bytes = std::move(bytes), .failed = std::nullopt};
   } catch (const ApiError& error) {
     return {.bytes = {}, .failed = server_.service.error(error)};
   } catch (const std::exception& error) {
@@ -662,11 +663,6 @@ int HttpServer::port() const { return parts_->acceptor.local_endpoint().port(); 
 
 void HttpServer::run() {
   Parts& p = *parts_;
-  if (p.config.handle_signals) {
-    p.signals.add(SIGINT);
-    p.signals.add(SIGTERM);
-    p.await_signal();
-  }
   p.accept();
   p.await_wake();
   p.await_tick();
@@ -679,6 +675,13 @@ void HttpServer::run() {
   }
 }
 
+void HttpServer::drain_on_signals() {
+  asio::post(parts_->io, [p = parts_.get()] {
+    p->signals.add(SIGINT);
+    p->signals.add(SIGTERM);
+    p->await_signal();
+  });
+}
 void HttpServer::drain() {
   asio::post(parts_->io, [p = parts_.get()] { p->begin_drain(); });
 }

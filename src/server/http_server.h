@@ -20,7 +20,6 @@ struct HttpConfig {
   std::chrono::milliseconds body_timeout{60'000};   ///< for a whole body
   std::chrono::milliseconds write_timeout{30'000};  ///< for a client to take anything at all
   std::chrono::milliseconds shutdown_timeout{10'000};
-  bool handle_signals = true;  ///< SIGINT and SIGTERM drain; the second one ends at once
 };
 
 /// HTTP/1.1 on a socket. One io thread moves bytes and single tokens; two others read bodies and write long answers, one of
@@ -39,6 +38,8 @@ class HttpServer {
   void run();
 
   // Any thread.
+  /// From now on SIGINT and SIGTERM drain; the second one stops.
+  void drain_on_signals();
   /// Ends run() once all answers are complete, or after the shutdown timeout.
   void drain();
   /// Ends run() now.

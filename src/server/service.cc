@@ -304,7 +304,8 @@ Service::Reply Service::handle(const HttpHead& head, std::string body) {
     CompletionHead answer{.id = next_id(),
                           .model = request.model.empty() ? names.front() : request.model,
                           .created = static_cast<int64_t>(std::time(nullptr))};
-    return {.now = {}, .later = std::make_unique<Completion>(std::move(request), *backend, tokenizer, std::move(answer))};
+    auto completion = std::make_unique<Completion>(std::move(request), *backend, tokenizer, std::move(answer));
+    return {.now = {}, .later = std::move(completion)};
   } catch (const ApiError& refused) {
     return {.now = error(refused)};
   } catch (const UserError& refused) {

@@ -71,6 +71,7 @@ class Service {
   /// The name under which a path is counted.
   static std::string_view route(std::string_view path);
 
+  bool needs_key() const { return !config_.api_keys.empty(); }
   bool logs_requests() const { return config_.log_requests; }
   HttpMetrics& http() { return http_; }
 

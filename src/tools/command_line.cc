@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "tools/unsupported_flags.h"
 
 namespace weft {
 namespace {
@@ -42,6 +43,31 @@ const std::vector<Command>& commands() {
        .takes_engine_flags = true,
        .options = {{.name = "prompts", .value = "IN.json", .help = "The prompts; docs/eval.md says how.", .required = true},
                    {.name = "out", .value = "OUT.safetensors", .help = "The results.", .required = true}}},
+      {.name = "serve",
+       .summary = "Answer OpenAI completion requests over HTTP.",
+       .positional = "MODEL",
+       .takes_engine_flags = true,
+       .options = {{.name = "model", .value = "MODEL", .help = "The same as the MODEL without a flag."},
+                   {.name = "host",
+                    .value = "ADDRESS",
+                    .help = "To listen on; 127.0.0.1 if not given. 0.0.0.0 is every network."},
+                   {.name = "port", .value = "N", .help = "8000 if not given; with 0 the system chooses, and it is printed."},
+                   {.name = "served-model-name",
+                    .value = "NAME,...",
+                    .help = "Names of the model in requests; its folder if not given."},
+                   {.name = "api-key",
+                    .value = "KEY,...",
+                    .help = "Only requests with one of these keys are answered. Also WEFT_API_KEY."},
+                   {.name = "api-key-file", .value = "FILE", .help = "The same, a key in each line."},
+                   {.name = "open-metrics", .value = "", .help = "/metrics needs no key."},
+                   {.name = "allowed-origins", .value = "ORIGIN,...", .help = "Web pages that may ask; * if not given."},
+                   {.name = "max-body-size", .value = "BYTES", .help = "Of a request, also as 64M, which it is if not given."},
+                   {.name = "max-connections", .value = "N", .help = "Open at once; 16384 if not given."},
+                   {.name = "shutdown-timeout",
+                    .value = "SECONDS",
+                    .help = "For running requests to end after SIGTERM; 10 if not given."},
+                   {.name = "disable-log-requests", .value = "", .help = "No log line for each request."},
+                   {.name = "log-level", .value = "LEVEL", .help = "debug, info, warning or error; info if not given."}}},
       {.name = "inspect",
        .summary = "Sizes and limits of a model under these flags, from its config.json alone.",
        .positional = "MODEL",
@@ -82,7 +108,10 @@ const Command* find_command(const std::string& name) {
       if (flag.kind == Flag::Kind::boolean) known.push_back("--no-" + flag.name);
     }
   }
-  const std::string spelling = argument.substr(0, argument.find('=')), near = closest(spelling, known);
+  const std::string spelling = argument.substr(0, argument.find('='));
+  if (const std::string why = why_unsupported(spelling); !why.empty())
+    throw UserError("weft {}: {} is {}", command.name, spelling, why);
+  const std::string near = closest(spelling, known);
   throw UserError("weft {}: unknown flag {}{}", command.name, spelling, near.empty() ? "" : "; did you mean " + near + "?");
 }
 
@@ -134,6 +163,7 @@ Invocation parse_command_line(const std::vector<std::string>& arguments, const E
     }
   }
   if (command->takes_engine_flags) {
+    if (positional.empty() && out.has("model")) positional = out["model"];
     if (positional.empty())
       throw UserError("weft {} needs a {}: a folder with config.json", command->name, command->positional);
     std::vector<std::pair<const Flag*, std::string>> given;

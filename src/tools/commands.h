@@ -8,6 +8,7 @@ namespace weft {
 /// SystemError.
 void run_generate(const Invocation& invocation);
 void run_eval(const Invocation& invocation);
+void run_serve(const Invocation& invocation);
 void run_inspect(const Invocation& invocation);
 
 /// "5,6,7" as token ids. Throws UserError.

@@ -36,6 +36,7 @@ void run(const weft::Invocation& invocation) {
   const std::string& command = invocation.command;
   if (command == "generate") return weft::run_generate(invocation);
   if (command == "eval") return weft::run_eval(invocation);
+  if (command == "serve") return weft::run_serve(invocation);
   if (command == "inspect") return weft::run_inspect(invocation);
   const std::string text = command == "version"         ? "weft " WEFT_VERSION "\n"
                            : command == "help"          ? weft::help_text(invocation.about)

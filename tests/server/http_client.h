@@ -21,7 +21,7 @@ class Connection {
   size_t try_send(std::string_view text);
   void shutdown_send();
   /// At most `bytes`; "" at the end of the stream. Throws after `timeout`.
-  std::string receive(size_t bytes = 65536, std::chrono::milliseconds timeout = std::chrono::seconds(60));
+  std::string receive(size_t bytes = 65536, std::chrono::milliseconds timeout = std::chrono::minutes(5));
   std::string receive_all();
 
  private:

@@ -1,0 +1,165 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/log_level.h"
+#include "engine/engine.h"
+#include "server/http_server.h"
+#include "tools/commands.h"
+
+namespace weft {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+int64_t whole_number(const Invocation& invocation, const std::string& name, int64_t min, int64_t max, int64_t fallback) {
+  if (!invocation.has(name)) return fallback;
+  const std::string& text = invocation[name];
+  int64_t value = 0;
+  if (!parse_size(text, value) || value < min || value > max)
+    throw UserError("--{} must be a whole number, {} to {}: got {}", name, min, max, text.substr(0, 80));
+  return value;
+}
+
+std::chrono::milliseconds seconds(const Invocation& invocation, const std::string& name, std::chrono::milliseconds fallback) {
+  if (!invocation.has(name)) return fallback;
+  constexpr double kMost = 86400;
+  const std::string& text = invocation[name];
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= 0 && value <= kMost))
+    throw UserError("--{} must be a number of seconds, 0 to {}: got {}", name, kMost, text.substr(0, 80));
+  return std::chrono::milliseconds(static_cast<int64_t>(std::lround(value * 1000)));
+}
+
+/// "a,b" or, as other servers want it, ["a","b"].
+std::vector<std::string> list(const Invocation& invocation, const std::string& name) {
+  const std::string& text = invocation[name];
+  std::vector<std::string> out;
+  if (text.starts_with('[')) {
+    const auto parsed = nlohmann::json::parse(text, nullptr, false);
+    const bool strings =
+        parsed.is_array() && std::all_of(parsed.begin(), parsed.end(), [](const auto& item) { return item.is_string(); });
+    if (!strings)
+      throw UserError("--{} must be words with commas between, or a JSON list of strings: got {}", name, text.substr(0, 80));
+    out = parsed.get<std::vector<std::string>>();
+  } else {
+    for (size_t at = 0; at <= text.size();) {
+      const size_t end = std::min(text.find(',', at), text.size());
+      out.push_back(text.substr(at, end - at));
+      at = end + 1;
+    }
+  }
+  if (out.empty() || std::count(out.begin(), out.end(), "") > 0)
+    throw UserError("--{} must not have an empty word: got {}", name, text.substr(0, 80));
+  return out;
+}
+
+HttpConfig http_config(const Invocation& invocation) {
+  HttpConfig out;
+  if (invocation.has("host")) out.host = invocation["host"];
+  out.port = static_cast<int>(whole_number(invocation, "port", 0, 65535, out.port));
+  out.max_body_bytes = static_cast<size_t>(
+      whole_number(invocation, "max-body-size", 1024, int64_t{1} << 32, static_cast<int64_t>(out.max_body_bytes)));
+  out.max_connections =
+      static_cast<size_t>(whole_number(invocation, "max-connections", 1, 1 << 20, static_cast<int64_t>(out.max_connections)));
+  out.shutdown_timeout = seconds(invocation, "shutdown-timeout", out.shutdown_timeout);
+  return out;
+}
+
+std::vector<std::string> api_keys(const Invocation& invocation) {
+  std::vector<std::string> keys;
+  if (invocation.has("api-key")) keys = list(invocation, "api-key");
+  if (invocation.has("api-key-file")) {
+    std::ifstream file(invocation["api-key-file"]);
+    for (std::string line; std::getline(file, line);)
+      if (!line.empty()) keys.push_back(line);
+    if (keys.empty())
+      throw UserError("--api-key-file must name a file with a key in each line: got {}", invocation["api-key-file"]);
+  }
+  if (const char* key = std::getenv("WEFT_API_KEY"); key != nullptr && *key != '\0') keys.emplace_back(key);
+  for (const std::string& key : keys) {
+    if (std::any_of(key.begin(), key.end(), [](char c) { return c < '!' || c > '~'; }))
+      throw UserError("an API key must be of printable ASCII characters without spaces");
+  }
+  return keys;
+}
+
+Service::Config service_config(const Invocation& invocation) {
+  Service::Config out{.model_names = {invocation.engine.model_dir.string()},
+                      .api_keys = api_keys(invocation),
+                      .allowed_origins = {"*"},
+                      .open_metrics = invocation.has("open-metrics"),
+                      .log_requests = !invocation.has("disable-log-requests"),
+                      .version = WEFT_VERSION};
+  if (invocation.has("served-model-name")) out.model_names = list(invocation, "served-model-name");
+  if (invocation.has("allowed-origins")) out.allowed_origins = list(invocation, "allowed-origins");
+  return out;
+}
+
+void set_log_level(const Invocation& invocation) {
+  if (!invocation.has("log-level")) return;
+  const std::string& level = invocation["log-level"];
+  if (!log::set_level(level)) throw UserError("--log-level must be debug, info, warning or error: got {}", level.substr(0, 80));
+}
+
+/// What a model on these ranks holds, in one line.
+std::string banner(const BackendInfo& info, bool has_tokenizer) {
+  return fmt::format(
+      "{}: tp {}, W = {} (dcp), S = {} (interleave), B = {} (block), {}, KV {}: room for {} tokens in {} blocks of {}; longest "
+      "request {} "
+      "tokens; {}",
+      info.architecture, info.tp, info.dcp, info.interleave, info.block_size, info.dtype, info.kv_dtype, info.capacity_tokens,
+      info.blocks, info.block_tokens, info.max_model_len,
+      has_tokenizer ? "text and token ids" : "no tokenizer.json: token ids only");
+}
+
+}  // namespace
+
+void run_serve(const Invocation& invocation) {
+  const auto began = Clock::now();
+  set_log_level(invocation);
+  const HttpConfig http = http_config(invocation);
+  Wake wake;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<EngineBackend> backend;
+  Service service(service_config(invocation));
+  HttpServer server(http, service, wake);  // A port that cannot be had is known before weights are read.
+
+  std::exception_ptr failed;
+  std::thread loader([&] {
+    try {
+      const auto& folder = invocation.engine.model_dir;
+      engine = std::make_unique<Engine>(invocation.engine, Engine::Hooks{.progress = [&wake] { wake.ring(); }, .clock = {}},
+                                        invocation.make_ranks);
+      if (Tokenizer::is_in(folder)) tokenizer = Tokenizer::load(folder);
+      backend = std::make_unique<EngineBackend>(*engine);
+      server.drain_on_signals();  // Until here a signal simply ends the process.
+      service.open(*backend, tokenizer.get());
+      log::info("{}", banner(backend->info(), tokenizer != nullptr));
+      log::info("ready after {:.1f} s{}", std::chrono::duration<double>(Clock::now() - began).count(),
+                service.needs_key() ? "" : "; no --api-key: everybody who reaches the port may use it");
+      std::printf("weft serves at http://%s:%d\n", http.host.c_str(), server.port());
+      std::fflush(stdout);
+    } catch (...) {
+      failed = std::current_exception();
+      server.stop();
+    }
+  });
+  server.run();
+  loader.join();
+  if (failed != nullptr) std::rethrow_exception(failed);
+  if (const std::string why = service.failure(); !why.empty()) throw SystemError("{}", why);
+}
+
+}  // namespace weft

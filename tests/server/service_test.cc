@@ -1,0 +1,192 @@
+#include "server/service.h"
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
+
+#include "server/fake_backend.h"
+
+namespace weft {
+namespace {
+
+using nlohmann::json;
+using test::FakeBackend;
+using ::testing::HasSubstr;
+
+class ServiceTest : public ::testing::Test {
+ protected:
+  static Service::Config config() {
+    return {.model_names = {"m", "alias"}, .api_keys = {}, .allowed_origins = {}, .version = "1.2.3"};
+  }
+  static HttpHead head(const std::string& method, const std::string& path, const std::string& key = "") {
+    HttpHead out;
+    out.method = method;
+    out.path = path;
+    out.authorization = key;
+    return out;
+  }
+  FakeBackend backend_{{}, true};
+};
+
+TEST_F(ServiceTest, SaysWhatStateItIsIn) {
+  Service service(config());
+  const auto status = [&](const char* path) { return service.answer(head("GET", path))->status; };
+  EXPECT_EQ(status("/health"), 200);
+  EXPECT_EQ(status("/ready"), 503);
+  EXPECT_EQ(status("/v1/models"), 503);
+  EXPECT_EQ(service.answer(head("POST", "/v1/completions"))->status, 503);
+  service.open(backend_, nullptr);
+  EXPECT_EQ(status("/ready"), 200);
+  EXPECT_FALSE(service.answer(head("POST", "/v1/completions")));
+  service.begin_drain();
+  EXPECT_EQ(status("/health"), 200);
+  EXPECT_EQ(status("/ready"), 503);
+  EXPECT_EQ(service.answer(head("POST", "/v1/completions"))->status, 503);
+  backend_.fail("broken");
+  EXPECT_EQ(status("/health"), 503);
+  EXPECT_EQ(service.failure(), "broken");
+}
+
+TEST_F(ServiceTest, EverythingButHealthNeedsTheKey) {
+  Service::Config with_keys = config();
+  with_keys.api_keys = {"first", "second"};
+  Service service(with_keys);
+  service.open(backend_, nullptr);
+  for (const char* path : {"/v1/models", "//v1/models", "/V1/models", "/v1/models/", "/v1/completions", "/metrics", "/version",
+                           "/v1/load", "/server_info", "/nothing", "/v1/chat/completions", "/health/", "/HEALTH", ""}) {
+    for (const char* key :
+         {"", "first", "Bearer", "Bearer ", "Bearer firs", "Bearer firstx", "Bearer First", "bearer first", "Basic first"}) {
+      for (const char* method : {"GET", "POST", "HEAD", "OPTIONS", "PUT"}) {
+        const auto answer = service.answer(head(method, path, key));
+        ASSERT_TRUE(answer) << method << path << key;
+        EXPECT_EQ(answer->status, 401) << method << path << key;
+        EXPECT_EQ(json::parse(answer->body)["error"]["code"], "invalid_api_key");
+      }
+    }
+  }
+  EXPECT_EQ(service.answer(head("GET", "/health"))->status, 200);
+  EXPECT_EQ(service.answer(head("GET", "/ready"))->status, 200);
+  EXPECT_EQ(service.answer(head("GET", "/v1/models", "Bearer second"))->status, 200);
+  EXPECT_EQ(service.answer(head("GET", "//v1/models", "Bearer second"))->status, 404);
+  with_keys.open_metrics = true;
+  Service open(with_keys);
+  EXPECT_EQ(open.answer(head("GET", "/metrics"))->status, 200);
+}
+
+TEST_F(ServiceTest, WrongMethodsAndPathsAreToldInOpenAisShape) {
+  Service service(config());
+  service.open(backend_, nullptr);
+  const auto wrong = service.answer(head("GET", "/v1/completions"));
+  EXPECT_EQ(wrong->status, 405);
+  EXPECT_EQ(wrong->headers.at(0).second, "POST, OPTIONS");
+  EXPECT_EQ(service.answer(head("POST", "/health"))->status, 405);
+  EXPECT_EQ(service.answer(head("DELETE", "/v1/completions"))->status, 405);
+  EXPECT_EQ(service.answer(head("OPTIONS", "/health"))->status, 204);
+  EXPECT_EQ(service.answer(head("GET", "/nothing"))->status, 404);
+  for (const char* path : {"/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/score", "/tokenize",
+                           "/v1/load_lora_adapter", "/v1/audio/transcriptions"}) {
+    const auto missing = service.answer(head("POST", path));
+    EXPECT_EQ(missing->status, 501) << path;
+    EXPECT_THAT(json::parse(missing->body)["error"]["message"].get<std::string>(), HasSubstr(path));
+    EXPECT_EQ(json::parse(missing->body)["error"]["code"], "not_supported");
+  }
+}
+
+TEST_F(ServiceTest, BrowsersMayAskFromTheOriginsThatAreAllowed) {
+  Service::Config some = config();
+  some.allowed_origins = {"https://a.example"};
+  Service service(some);
+  HttpHead ask = head("OPTIONS", "/v1/completions");
+  ask.origin = "https://a.example";
+  ask.preflight_method = "POST";
+  ask.preflight_headers = "authorization, x-stainless-os";
+  const auto answer = service.answer(ask);
+  EXPECT_EQ(answer->status, 204);
+  EXPECT_EQ(answer->headers.back().second, "authorization, x-stainless-os");
+  EXPECT_EQ(service.cors(ask).at(0).second, "https://a.example");
+  ask.origin = "https://b.example";
+  EXPECT_TRUE(service.cors(ask).empty());
+  some.allowed_origins = {"*"};
+  EXPECT_EQ(Service(some).cors(ask).at(0).second, "*");
+  ask.preflight_headers = "x\r\nSet-Cookie: a";
+  for (const auto& [name, value] : service.answer(ask)->headers) EXPECT_EQ(value.find('\n'), std::string::npos);
+}
+
+TEST_F(ServiceTest, ModelsTellTheCapacityAndOnlyTheirNamesAreTaken) {
+  Service service(config());
+  service.open(backend_, nullptr);
+  const json models = json::parse(service.answer(head("GET", "/v1/models"))->body);
+  ASSERT_EQ(models["data"].size(), 2u);
+  EXPECT_EQ(models["data"][1]["id"], "alias");
+  EXPECT_EQ(models["data"][0]["max_model_len"], FakeBackend::kMaxLen);
+  EXPECT_EQ(models["data"][0]["kv_capacity_tokens"], 2048);
+  EXPECT_EQ(json::parse(service.answer(head("GET", "/v1/models/alias"))->body)["id"], "alias");
+  EXPECT_EQ(service.answer(head("GET", "/v1/models/other"))->status, 404);
+  const auto refused = service.handle(head("POST", "/v1/completions"), R"({"model":"other","prompt":[1]})");
+  EXPECT_EQ(refused.now.status, 404);
+  EXPECT_EQ(json::parse(refused.now.body)["error"]["code"], "model_not_found");
+  EXPECT_NE(service.handle(head("POST", "/v1/completions"), R"({"model":"alias","prompt":[1]})").later, nullptr);
+  EXPECT_EQ(service.handle(head("POST", "/v1/completions"), "{").now.status, 400);
+}
+
+TEST_F(ServiceTest, AFullQueueSaysWhenToTryAgain) {
+  Service service(config());
+  service.open(backend_, nullptr);
+  backend_.set_queue_bound(0);
+  const auto refused = service.handle(head("POST", "/v1/completions"), R"({"prompt":[1]})");
+  EXPECT_EQ(refused.now.status, 429);
+  ASSERT_EQ(refused.now.headers.size(), 1u);
+  EXPECT_EQ(refused.now.headers[0].first, "Retry-After");
+  EXPECT_GE(std::stoi(refused.now.headers[0].second), 1);
+}
+
+TEST_F(ServiceTest, MetricsAreWellFormedAndHaveTheNamesThatDashboardsRead) {
+  Service service(config());
+  service.open(backend_, nullptr);
+  service.http().answered("/v1/completions", 200);
+  service.http().answered("/v1/completions", 200);
+  service.http().answered("/unheard", 418);
+  const std::string text = service.answer(head("GET", "/metrics"))->body;
+  std::set<std::string> names;
+  std::istringstream lines(text);
+  const std::regex sample(
+      R"re(([a-zA-Z_:][a-zA-Z0-9_:]*)\{([a-z_]+="[^"]*",?)*\} [0-9.e+-]+|([a-zA-Z_:]+)\{.*le="\+Inf"\} [0-9]+)re");
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("#")) continue;
+    EXPECT_TRUE(std::regex_match(line, sample)) << line;
+    names.insert(line.substr(0, line.find('{')));
+  }
+  for (const char* name : {"vllm:num_requests_running",
+                           "vllm:num_requests_waiting",
+                           "vllm:kv_cache_usage_perc",
+                           "vllm:prefix_cache_queries_total",
+                           "vllm:prefix_cache_hits_total",
+                           "vllm:prompt_tokens_total",
+                           "vllm:generation_tokens_total",
+                           "vllm:request_success_total",
+                           "vllm:time_to_first_token_seconds_bucket",
+                           "vllm:time_per_output_token_seconds_sum",
+                           "vllm:e2e_request_latency_seconds_count",
+                           "vllm:request_queue_time_seconds_bucket",
+                           "vllm:request_prefill_time_seconds_bucket",
+                           "vllm:request_decode_time_seconds_bucket",
+                           "vllm:request_inference_time_seconds_bucket",
+                           "vllm:num_preemptions_total",
+                           "vllm:cache_config_info",
+                           "vllm:request_prompt_tokens_bucket",
+                           "vllm:request_generation_tokens_bucket",
+                           "vllm:request_params_n_bucket",
+                           "vllm:request_params_max_tokens_bucket",
+                           "weft_kv_capacity_tokens",
+                           "weft_http_requests_total"})
+    EXPECT_TRUE(names.contains(name)) << name;
+  EXPECT_THAT(text, HasSubstr("block_size=\"32\""));
+  EXPECT_THAT(text, HasSubstr("num_gpu_blocks=\"64\""));
+  EXPECT_THAT(text, HasSubstr("weft_http_requests_total{model_name=\"m\",route=\"/v1/completions\",status=\"200\"} 2"));
+  EXPECT_THAT(text, HasSubstr("route=\"other\",status=\"500\"} 1"));
+}
+
+}  // namespace
+}  // namespace weft
