@@ -12,8 +12,9 @@
 namespace weft {
 namespace {
 
-// A search that needs more is one that tries the same characters again and again; the patterns in use need one step per match.
-constexpr uint32_t kMatchLimit = 10'000'000;
+// The patterns in use take a few steps per character; one that takes more than this tries the same characters again and again.
+constexpr uint32_t kFewSteps = 1'000'000;
+constexpr uint32_t kStepsPerByte = 3;  // 2^32 steps suffice for the longest text, 1 GiB
 constexpr uint32_t kHeapLimitKib = 256 * 1024;
 constexpr size_t kLongestPattern = 64 * 1024;
 
@@ -235,7 +236,6 @@ struct Regex::Scratch::Memory {
 
 Regex::Scratch::Scratch() : memory_(std::make_unique<Memory>()) {
   if (memory_->match == nullptr || memory_->context == nullptr) throw std::bad_alloc();
-  pcre2_set_match_limit(memory_->context, kMatchLimit);
   pcre2_set_heap_limit(memory_->context, kHeapLimitKib);
 }
 Regex::Scratch::~Scratch() = default;
@@ -243,6 +243,7 @@ Regex::Scratch::~Scratch() = default;
 std::optional<Regex::Match> Regex::find(std::string_view text, size_t from, Scratch& scratch) const {
   const auto [match, context] = std::pair(scratch.memory_->match, scratch.memory_->context);
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
+  pcre2_set_match_limit(context, kFewSteps + kStepsPerByte * static_cast<uint32_t>(text.size()));
   int found = PCRE2_ERROR_JIT_STACKLIMIT;
   if (program_->jit) found = pcre2_jit_match(program_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, match, context);
   // The compiled form has 32 KiB of stack for what it must remember; the interpreter keeps that on the heap.

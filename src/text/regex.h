@@ -37,7 +37,7 @@ class Regex {
     size_t begin, end;
   };
   /// The first match that begins at or after `from`. The beginning of `text` counts as the beginning whatever `from` is. Throws
-  /// UserError if the search takes unreasonably many steps. Requires: valid UTF-8, `from` between characters.
+  /// UserError if the search takes unreasonably many steps. Requires: valid UTF-8 of at most 1 GiB, `from` between characters.
   std::optional<Match> find(std::string_view text, size_t from, Scratch& scratch) const;
 
  private:

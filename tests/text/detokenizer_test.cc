@@ -28,7 +28,8 @@ const Tokenizer& tokenizer() {
   static const auto one = [] {
     nlohmann::json file = small_tokenizer_json(
         {{"\n", "\n"}, {"A", "B"}, {"AB", "C"}, {"D", "E"}, {"F", "G"}, {"\xF0", "\x9F"}, {"\x98", "\x80"}});
-    file["added_tokens"] = {added_token(kEnd, "<|end|>", {{"special", true}}), added_token(kThink, "<think>")};
+    file["added_tokens"] =
+        nlohmann::json::array({added_token(kEnd, "<|end|>", {{"special", true}}), added_token(kThink, "<think>")});
     return tokenizer_of(file);
   }();
   return *one;

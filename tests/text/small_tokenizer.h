@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -32,7 +31,7 @@ inline nlohmann::json small_tokenizer_json(const std::vector<std::pair<std::stri
       const size_t id = vocabulary.size();
       vocabulary[merged] = id;
     }
-    list.push_back({written(left), written(right)});
+    list.push_back(Json::array({written(left), written(right)}));
   }
   const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
   return {{"added_tokens", Json::array()}, {"normalizer", nullptr},
@@ -53,7 +52,7 @@ inline nlohmann::json split(const std::string& regex, const std::string& behavio
 }
 
 /// The file with these stages, then ByteLevel without a pattern of its own.
-inline nlohmann::json with_stages(nlohmann::json file, nlohmann::json stages) {
+inline nlohmann::json with_stages(nlohmann::json file, std::vector<nlohmann::json> stages) {
   stages.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
   file["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", stages}};
   return file;

@@ -78,12 +78,12 @@ TEST(Tokenizer, StagesCutOneAfterTheOther) {
   const json file = small_tokenizer_json();
   EXPECT_THAT(words_of(file, "it's 12 x"), ElementsAre("it", "'s", " 12", " x"));
   EXPECT_THAT(words_of(with_stages(file, {split("[0-9]"), split("b")}), "ab12b"), ElementsAre("a", "b", "1", "2", "b"));
-  EXPECT_THAT(words_of(with_stages(file, {{{"type", "Digits"}, {"individual_digits", true}}}), "a12\u0663"),
-              ElementsAre("a", "1", "2", "\u0663"));
-  EXPECT_THAT(words_of(with_stages(file, {{{"type", "Digits"}, {"individual_digits", false}}}), "a12b"),
-              ElementsAre("a", "12", "b"));
-  EXPECT_THAT(words_of(with_stages(file, {{{"type", "Punctuation"}}}), "a,$b\u3002"),
-              ElementsAre("a", ",", "$", "b", "\u3002"));
+  const json digits = {{"type", "Digits"}, {"individual_digits", true}},
+             numbers = {{"type", "Digits"}, {"individual_digits", false}};
+  EXPECT_THAT(words_of(with_stages(file, {digits}), "a12\u0663"), ElementsAre("a", "1", "2", "\u0663"));
+  EXPECT_THAT(words_of(with_stages(file, {numbers}), "a12b"), ElementsAre("a", "12", "b"));
+  const json punctuation = {{"type", "Punctuation"}};
+  EXPECT_THAT(words_of(with_stages(file, {punctuation}), "a,$b\u3002"), ElementsAre("a", ",", "$", "b", "\u3002"));
   const json literal = {{"type", "Split"}, {"pattern", {{"String", "."}}}, {"behavior", "Isolated"}};
   EXPECT_THAT(words_of(with_stages(file, {literal}), "a.bc"), ElementsAre("a", ".", "bc"));
 }
@@ -109,7 +109,8 @@ TEST(Tokenizer, APrefixSpaceGoesBeforeWhatHasNone) {
 
 TEST(Tokenizer, AddedTokensAreFoundInTheText) {
   json file = small_tokenizer_json();
-  file["added_tokens"] = {added_token(256, "<s>", {{"special", true}}), added_token(257, "<think>"), added_token(258, "<s>>")};
+  file["added_tokens"] =
+      json::array({added_token(256, "<s>", {{"special", true}}), added_token(257, "<think>"), added_token(258, "<s>>")});
   const auto tokenizer = tokenizer_of(file);
   EXPECT_THAT(tokenizer->encode("<s>a<think><s>>"), ElementsAre(256, 'a', 257, 258)) << "the longest one";
   EXPECT_THAT(tokenizer->encode("<s<"), ElementsAre('<', 's', '<'));
@@ -126,8 +127,8 @@ TEST(Tokenizer, AddedTokensAreFoundInTheText) {
 
 TEST(Tokenizer, AddedTokensHeedWhatIsAroundThem) {
   json file = small_tokenizer_json();
-  file["added_tokens"] = {added_token(256, "<l>", {{"lstrip", true}}), added_token(257, "<r>", {{"rstrip", true}}),
-                          added_token(258, "word", {{"single_word", true}})};
+  file["added_tokens"] = json::array({added_token(256, "<l>", {{"lstrip", true}}), added_token(257, "<r>", {{"rstrip", true}}),
+                                      added_token(258, "word", {{"single_word", true}})});
   const auto tokenizer = tokenizer_of(file);
   EXPECT_THAT(tokenizer->encode("a \t<l> b"), ElementsAre('a', 256, ' ', 'b'));
   EXPECT_THAT(tokenizer->encode("a <r>\u3000 b"), ElementsAre('a', ' ', 257, 'b'));
@@ -137,8 +138,8 @@ TEST(Tokenizer, AddedTokensHeedWhatIsAroundThem) {
 
 TEST(Tokenizer, NormalizedAddedTokensAreFoundAfterNormalization) {
   json file = small_tokenizer_json();
-  file["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}}}};
-  file["added_tokens"] = {added_token(256, "<e\u0301>", {{"normalized", true}}), added_token(257, "<a\u0301>")};
+  file["normalizer"] = {{"type", "Sequence"}, {"normalizers", json::array({json{{"type", "NFC"}}})}};
+  file["added_tokens"] = json::array({added_token(256, "<e\u0301>", {{"normalized", true}}), added_token(257, "<a\u0301>")});
   const auto tokenizer = tokenizer_of(file);
   EXPECT_THAT(tokenizer->encode("<\u00e9><e\u0301>"), ElementsAre(256, 256));
   EXPECT_THAT(tokenizer->encode("<a\u0301>"), ElementsAre(257));
@@ -147,11 +148,12 @@ TEST(Tokenizer, NormalizedAddedTokensAreFoundAfterNormalization) {
 
 TEST(Tokenizer, TheTemplateSaysWhatIsAroundEveryText) {
   json file = small_tokenizer_json();
-  file["added_tokens"] = {added_token(256, "<s>", {{"special", true}}), added_token(257, "</s>", {{"special", true}})};
+  file["added_tokens"] =
+      json::array({added_token(256, "<s>", {{"special", true}}), added_token(257, "</s>", {{"special", true}})});
   const json processor = {
       {"type", "TemplateProcessing"},
       {"single", {{{"SpecialToken", {{"id", "<s>"}}}}, {{"Sequence", {{"id", "A"}}}}, {{"SpecialToken", {{"id", "</s>"}}}}}},
-      {"special_tokens", {{"<s>", {{"ids", {256}}}}, {"</s>", {{"ids", {257}}}}}}};
+      {"special_tokens", {{"<s>", {{"ids", json::array({256})}}}, {"</s>", {{"ids", json::array({257})}}}}}};
   file["post_processor"] = {{"type", "Sequence"}, {"processors", {{{"type", "ByteLevel"}}, processor}}};
   const auto tokenizer = tokenizer_of(file);
   EXPECT_THAT(tokenizer->encode("a"), ElementsAre(256, 'a', 257));
@@ -161,7 +163,7 @@ TEST(Tokenizer, TheTemplateSaysWhatIsAroundEveryText) {
 
 TEST(Tokenizer, TheConfigNamesAndAddsTokens) {
   json file = small_tokenizer_json();
-  file["added_tokens"] = {added_token(256, "<s>", {{"special", true}})};
+  file["added_tokens"] = json::array({added_token(256, "<s>", {{"special", true}})});
   const json config = {{"bos_token", {{"content", "<s>"}}},
                        {"eos_token", "</s>"},
                        {"add_bos_token", true},
@@ -176,7 +178,7 @@ TEST(Tokenizer, TheConfigNamesAndAddsTokens) {
 
 TEST(Tokenizer, FilesThatContradictEachOtherAreRefused) {
   json file = small_tokenizer_json();
-  file["added_tokens"] = {added_token(256, "<s>")};
+  file["added_tokens"] = json::array({added_token(256, "<s>")});
   const auto refusal = [&](const json& config) { return user_error([&] { tokenizer_of(file, config); }); };
   EXPECT_THAT(refusal({{"added_tokens_decoder", {{"256", {{"content", "<x>"}}}}}}), HasSubstr("two tokens have the id 256"));
   EXPECT_THAT(refusal({{"added_tokens_decoder", {{"300", {{"content", "<s>"}}}}}}),
@@ -231,7 +233,7 @@ TEST(Tokenizer, TextThatIsNotUtf8IsRefused) {
 
 TEST(Tokenizer, IdsWithoutATokenAreNothing) {
   json file = small_tokenizer_json();
-  file["added_tokens"] = {added_token(300, "<s>", {{"special", true}})};
+  file["added_tokens"] = json::array({added_token(300, "<s>", {{"special", true}})});
   const auto tokenizer = tokenizer_of(file);
   EXPECT_EQ(tokenizer->vocab_size(), 301);
   for (const int32_t id : {-1, 256, 299, 301, 2'000'000'000}) {
@@ -258,7 +260,7 @@ TEST(Tokenizer, LoadsAFolderOrAFile) {
   EXPECT_FALSE(Tokenizer::is_in(folder));
   EXPECT_THAT(user_error([&] { Tokenizer::load(folder); }), HasSubstr("no tokenizer.json"));
   json file = small_tokenizer_json();
-  file["added_tokens"] = {added_token(256, "<s>", {{"special", true}})};
+  file["added_tokens"] = json::array({added_token(256, "<s>", {{"special", true}})});
   std::ofstream(folder / "tokenizer.json") << file.dump();
   std::ofstream(folder / "tokenizer_config.json") << R"({"bos_token": "<s>", "add_bos_token": true})";
   EXPECT_TRUE(Tokenizer::is_in(folder));
@@ -315,13 +317,13 @@ TEST(Tokenizer, AMegabyteOfAnythingNeedsLittleStackAndNoQuadraticTime) {
   const std::vector<std::string> beginnings =
       std::getenv("WEFT_FULL") != nullptr ? std::vector<std::string>{"", "e", " "} : std::vector<std::string>{"e"};
   for (const auto& patterns : kPatterns) {
-    json stages = json::array();
+    std::vector<json> stages;
     for (const std::string& pattern : patterns) stages.push_back(split(pattern));
     json file =
         with_stages(small_tokenizer_json({{"a", "a"}, {"aa", "aa"}, {" ", " "}, {"\xF0", "\x9F"}, {"\xCC", "\x81"}}), stages);
     file["normalizer"] = {{"type", "NFC"}};
-    file["added_tokens"] = {added_token(300, "<s>", {{"lstrip", true}}),
-                            added_token(301, "aaaaaaaaaaaaaaaab", {{"rstrip", true}})};
+    file["added_tokens"] =
+        json::array({added_token(300, "<s>", {{"lstrip", true}}), added_token(301, "aaaaaaaaaaaaaaaab", {{"rstrip", true}})});
     const auto tokenizer = tokenizer_of(file);
     with_stack_of(512 * 1024, [&] {
       for (const std::string& unit : units) {
