@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "model/strict_json.h"
+#include "model/unsupported.h"
 
 namespace weft {
 namespace {
@@ -242,7 +243,18 @@ Architecture read_architecture(const Fields& top) {
   for (const auto& [name, value] : kArchitectures) {
     if (list->front() == name) return value;
   }
-  top.refuse("architectures", accepted);
+  const auto name = list->front().get<std::string>();
+  const MissingFeature* missing = missing_feature_of(name);
+  top.refuse("architectures", missing == nullptr ? accepted : fmt::format("{}; this one {}", accepted, to_string(*missing)));
+}
+
+/// Fields that older readers pass over, though the model would be computed wrongly.
+void refuse_missing_features(const Fields& top) {
+  for (const auto& [field, feature] : missing_feature_fields()) {
+    const json* value = top.find(field);
+    if (value == nullptr || *value == json(false) || *value == json(0) || (value->is_structured() && value->empty())) continue;
+    top.refuse(field, fmt::format("absent: with it the model {}", to_string(*feature)));
+  }
 }
 
 DType read_stored_dtype(const Fields& top) {
@@ -261,7 +273,12 @@ std::vector<int32_t> read_eos(const Fields& top) {
 std::optional<BlockFp8Config> read_quantization(const Fields& top) {
   const std::optional<Fields> q = top.nested("quantization_config");
   if (!q) return {};
-  q->choice("quant_method", {"fp8"}, true);
+  if (const std::string method = q->text("quant_method"); method != "fp8") {
+    q->refuse(
+        "quant_method",
+        "fp8 (e4m3 in blocks of 128x128): int4, AWQ, GPTQ, NVFP4 and MXFP4 weights are not supported by this version, use "
+        "the bfloat16 checkpoint");
+  }
   q->choice("fmt", {"e4m3"});
   q->choice("activation_scheme", {"dynamic"});
   const BlockFp8Config block;
@@ -275,11 +292,15 @@ void refuse_sliding_window(const Fields& top, int stored_layers) {
   if (const json* types = top.find("layer_types")) {
     const bool full =
         types->is_array() && std::all_of(types->begin(), types->end(), [](const json& t) { return t == "full_attention"; });
-    top.only("layer_types", full, "a list of full_attention only");
+    top.only("layer_types", full,
+             "a list of full_attention only: sliding-window, chunked-local, linear and state-space layers are not supported by "
+             "this version");
   }
   if (top.flag("use_sliding_window", false) && top.has("sliding_window")) {
     const int first = top.size("max_window_layers", 0, kMaxLayers, 0);
-    top.only("use_sliding_window", first >= stored_layers, "false, or max_window_layers at least num_hidden_layers");
+    top.only(
+        "use_sliding_window", first >= stored_layers,
+        "false, or max_window_layers at least num_hidden_layers: sliding-window attention is not supported by this version");
   }
 }
 
@@ -426,6 +447,7 @@ void check_mlp_layer_types(const Fields& top, const ModelConfig& config) {
 ModelConfig read_model(const Fields& top, int num_layers) {
   ModelConfig config;
   config.architecture = read_architecture(top);
+  refuse_missing_features(top);
   config.model_type = top.text("model_type", "");
   config.hidden = top.size("hidden_size", 1, kMaxHidden);
   config.stored_layers = top.size("num_hidden_layers", 1, kMaxLayers);

@@ -451,6 +451,41 @@ TEST(HostileConfig, OnlyBlockScaledFp8IsAcceptedOfTheQuantisedFormats) {
   EXPECT_THAT(error_of(with(llama(), "quantization_config", with(fp8, "activation_scheme", "static"))), HasSubstr("dynamic"));
 }
 
+TEST(HostileConfig, WhatOtherModelsNeedIsRefusedWithItsNameAndAnAlternative) {
+  const std::vector<std::pair<std::string, std::string>> architectures = {
+      {"GptOssForCausalLM", "attention sinks"},    {"Llama4ForConditionalGeneration", "chunked-local attention"},
+      {"MambaForCausalLM", "state-space"},         {"Qwen3NextForCausalLM", "linear-attention"},
+      {"Gemma3ForCausalLM", "sliding-window"},     {"DeepseekV32ForCausalLM", "sparse attention"},
+      {"LlavaForConditionalGeneration", "images"}, {"BertForMaskedLM", "embeddings"},
+  };
+  for (const auto& [name, feature] : architectures) {
+    EXPECT_THAT(error_of(with(llama(), "architectures", json::array({name}))),
+                AllOf(HasSubstr(name), HasSubstr(feature), HasSubstr(": use "), HasSubstr("LlamaForCausalLM")));
+  }
+  EXPECT_THAT(error_of(with(llama(), "architectures", {"NoSuchForCausalLM"})), HasSubstr("LlamaForCausalLM"));
+  const std::vector<std::tuple<std::string, json, std::string>> fields = {
+      {"attention_chunk_size", 8192, "chunked-local attention"},
+      {"linear_attn_config", {{"a", 1}}, "linear-attention"},
+      {"mamba_d_state", 16, "state-space"},
+      {"add_full_attention_sink_bias", true, "attention sinks"},
+      {"index_topk", 64, "sparse attention"},
+      {"vision_config", {{"a", 1}}, "images"},
+  };
+  for (const auto& [field, value, feature] : fields) {
+    EXPECT_THAT(error_of(with(llama(), field.c_str(), value)),
+                AllOf(HasSubstr(field), HasSubstr(feature), HasSubstr(": use ")));
+    EXPECT_NO_THROW(parse(with(llama(), field.c_str(), nullptr)));
+    EXPECT_NO_THROW(parse(with(llama(), field.c_str(), false)));
+  }
+  for (const char* method : {"awq", "gptq", "mxfp4", "modelopt", "compressed-tensors", "bitsandbytes"}) {
+    EXPECT_THAT(error_of(with(llama(), "quantization_config", {{"quant_method", method}})),
+                AllOf(HasSubstr(method), HasSubstr("use the bfloat16 checkpoint")));
+  }
+  for (const char* layer : {"sliding_attention", "chunked_attention", "linear_attention"}) {
+    EXPECT_THAT(error_of(with(llama(), "layer_types", {layer, layer})), AllOf(HasSubstr(layer), HasSubstr("not supported")));
+  }
+}
+
 TEST(HostileConfig, TextThatIsNotPlainJsonIsRefused) {
   const auto error = [](const std::string& text) { return user_error([&] { parse_config(text, "dir/config.json"); }); };
   EXPECT_THAT(error(""), HasSubstr("not valid JSON"));
