@@ -20,6 +20,28 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::cpu::HWY_NAMESPACE {
 
+/// Adds what more keys gave a query to what those before gave it, both before division by their sums. Compiled once: inlined in
+/// two places it might be rounded in two ways.
+HWY_NOINLINE void join(const float* more, float more_max, float more_sum, int64_t dv, float* out, float& max, float& sum) {
+  if (more_max == -HUGE_VALF) return;
+  const DF d;
+  const float top = std::max(max, more_max), keep = std::exp2(max - top), weight = std::exp2(more_max - top);
+  max = top;
+  sum = keep * sum + weight * more_sum;
+  int64_t k = 0;
+  for (; k + kLanes <= dv; k += kLanes) {
+    const VF kept = hn::Mul(hn::Set(d, keep), hn::LoadU(d, out + k));
+    hn::StoreU(hn::MulAdd(hn::Set(d, weight), hn::LoadU(d, more + k), kept), d, out + k);
+  }
+  for (; k < dv; ++k) out[k] = keep * out[k] + weight * more[k];
+}
+
+template <typename Kernel>
+void copy_result(const Kernel& kernel, int i, int64_t dv, float* out) {
+  const float* result = kernel.result(i);
+  for (int64_t k = 0; k < dv; ++k) out[k] = result[k * Kernel::kResultStride];
+}
+
 /// Attends one part of a tile's keys, and leaves the results where they belong: in the end, or in results[0] and so on for each
 /// of the task's KV heads, `stride` floats apart.
 template <typename Kernel>
@@ -33,26 +55,50 @@ void attend_part(const QueryTile& tile, const AttendTask& task, const TileView& 
       view.write(i, kernel.result(i), Kernel::kResultStride, s.max[i], s.sum[i]);
     } else {
       const int64_t at = i / tile.count * stride, query = i % tile.count;
-      float* out = first.out + at + query * view.v_dim();
-      for (int64_t k = 0; k < view.v_dim(); ++k) out[k] = kernel.result(i)[k * Kernel::kResultStride];
+      copy_result(kernel, i, view.v_dim(), first.out + at + query * view.v_dim());
       first.max[at + query] = s.max[i];
       first.sum[at + query] = s.sum[i];
     }
   }
 }
 
+/// Attends all parts of a tile's keys, one after the other.
+template <typename Kernel>
+void attend_in_turn(const QueryTile& tile, const AttendTask& task, const TileView& view, TileScratch& s) {
+  const int queries = tile.count * task.kv_heads;
+  const int64_t dv = view.v_dim();
+  std::fill_n(s.joined, queries * dv, 0.0f);
+  std::fill_n(s.joined_max, queries, -HUGE_VALF);
+  std::fill_n(s.joined_sum, queries, 0.0f);
+  for (int64_t begin = 0; begin < tile.keys; begin += tile.part_keys) {
+    Kernel kernel(view, task.kv_heads, s);
+    kernel.run(begin, std::min(tile.keys, begin + tile.part_keys));
+    for (int i = 0; i < queries; ++i) {
+      copy_result(kernel, i, dv, s.part);
+      join(s.part, s.max[i], s.sum[i], dv, s.joined + i * dv, s.joined_max[i], s.joined_sum[i]);
+    }
+  }
+  for (int i = 0; i < queries; ++i) view.write(i, s.joined + i * dv, 1, s.joined_max[i], s.joined_sum[i]);
+}
+
+template <typename Kernel>
+void attend_with(const QueryTile& tile, const AttendTask& task, const TileView& view, TileScratch& s, const PartResult& first,
+                 int64_t stride) {
+  tile.in_turn ? attend_in_turn<Kernel>(tile, task, view, s) : attend_part<Kernel>(tile, task, view, s, first, stride);
+}
+
 void attend_task(const Attention& args, const QueryTile& tile, const AttendTask& task, TileScratch& scratch,
                  const PartResult& first, int64_t stride) {
   const TileView view(args, tile, task.kv_head);
   const bool few = tile.count <= kLanes;
-  auto* attend = few ? attend_part<PanelAttention<FloatProducts, 1>> : attend_part<PanelAttention<FloatProducts, 2>>;
+  auto* attend = few ? attend_with<PanelAttention<FloatProducts, 1>> : attend_with<PanelAttention<FloatProducts, 2>>;
   if (PairProducts<1>::suit(view)) {
-    attend = few ? attend_part<PanelAttention<PairProducts, 1>> : attend_part<PanelAttention<PairProducts, 2>>;
+    attend = few ? attend_with<PanelAttention<PairProducts, 1>> : attend_with<PanelAttention<PairProducts, 2>>;
   }
   if (tile.count <= kStreamQueries && view.kv_format() == KvFormat::elements) {
-    attend = view.kv_dtype() == DType::f8_e4m3 ? attend_part<StreamAttention<f8_e4m3>>
-             : view.kv_dtype() == DType::bf16  ? attend_part<StreamAttention<bf16>>
-                                               : attend_part<StreamAttention<float>>;
+    attend = view.kv_dtype() == DType::f8_e4m3 ? attend_with<StreamAttention<f8_e4m3>>
+             : view.kv_dtype() == DType::bf16  ? attend_with<StreamAttention<bf16>>
+                                               : attend_with<StreamAttention<float>>;
   }
   attend(tile, task, view, scratch, first, stride);
 }
@@ -60,22 +106,12 @@ void attend_task(const Attention& args, const QueryTile& tile, const AttendTask&
 /// Joins the parts of query i: `parts` results of which the first is given, each `stride` floats behind the one before.
 void join_query(const Attention& args, const QueryTile& tile, int kv_head, int i, const PartResult& first, int64_t stride,
                 float* result) {
-  const DF d;
   const int64_t dv = args.out.size(3);
   float max = -HUGE_VALF, sum = 0;
-  for (int part = 0; part < tile.parts; ++part) max = std::max(max, first.max[part * stride + i]);
   std::fill_n(result, dv, 0.0f);
-  for (int part = 0; part < tile.parts; ++part) {
-    const float part_max = first.max[part * stride + i];
-    if (part_max == -HUGE_VALF) continue;
-    const float weight = std::exp2(part_max - max);
-    const float* out = first.out + part * stride + i * dv;
-    sum += weight * first.sum[part * stride + i];
-    int64_t k = 0;
-    for (; k + kLanes <= dv; k += kLanes) {
-      hn::StoreU(hn::MulAdd(hn::Set(d, weight), hn::LoadU(d, out + k), hn::LoadU(d, result + k)), d, result + k);
-    }
-    for (; k < dv; ++k) result[k] += weight * out[k];
+  for (int64_t part = 0; part < tile.parts; ++part) {
+    const int64_t at = part * stride;
+    join(first.out + at + i * dv, first.max[at + i], first.sum[at + i], dv, result, max, sum);
   }
   TileView(args, tile, kv_head).write(i, result, 1, max, sum);
 }
@@ -99,7 +135,8 @@ struct AttendScratch::State {
   /// Makes room for tiles of these sizes on each thread, and for `part_floats` of partial results.
   void reserve(int threads, int64_t dk, int64_t dv, int64_t part_floats) {
     const int64_t dims = padded_dim(dk) + padded_dim(dv);
-    const size_t floats = static_cast<size_t>((kTileQueries + kTileKeys) * dims + kTileKeys * kTileQueries);
+    const size_t floats = static_cast<size_t>((kTileQueries + kTileKeys) * dims + kTileKeys * kTileQueries +
+                                              (kTileQueries + 1) * padded_dim(dv));
     if (static_cast<size_t>(threads) > tiles.size() || floats > tile_floats) {
       tile_floats = std::max(floats, tile_floats);
       tiles.assign(static_cast<size_t>(threads), {});
@@ -114,6 +151,8 @@ struct AttendScratch::State {
       tiles[i].scores = take(kTileKeys * kTileQueries);
       tiles[i].keys = take(kTileKeys * padded_dim(dk));
       tiles[i].values = take(kTileKeys * padded_dim(dv));
+      tiles[i].joined = take(kTileQueries * padded_dim(dv));
+      tiles[i].part = take(padded_dim(dv));
     }
     const size_t bytes = static_cast<size_t>(part_floats) * sizeof(float);
     if (bytes > parts.bytes()) parts = Buffer::host(bytes);
@@ -183,7 +222,7 @@ void attend(Pool& pool, AttendScratch& scratch, const Attention& args) {
   pool.run(static_cast<int64_t>(plan.tasks().size()), [&](int64_t i, int thread) {
     const AttendTask& task = plan.tasks()[static_cast<size_t>(i)];
     const QueryTile& tile = plan.tiles()[static_cast<size_t>(task.tile)];
-    const PartResult part = tile.parts > 1 ? partial(tile, task.kv_head, task.part) : PartResult{};
+    const PartResult part = tile.parts > 1 && !tile.in_turn ? partial(tile, task.kv_head, task.part) : PartResult{};
     HWY_DYNAMIC_DISPATCH(attend_task)
     (args, tile, task, state.tiles[static_cast<size_t>(thread)], part, tile.parts * stride);
   });

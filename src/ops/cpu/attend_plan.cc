@@ -10,9 +10,10 @@ namespace {
 constexpr int64_t kTargetTasks = 64;
 constexpr int64_t kMinPartKeys = 256;
 
-// Keys of a part where the cut may not depend on the rest of the call: a row of 4096 keys makes eight tasks.
-constexpr int64_t kInvariantPartKeys = 512;
-static_assert(kInvariantPartKeys % kTileKeys == 0);
+// Where the cut may not depend on the rest of the call, a part has at least so many keys, and a row at most so many parts. With
+// more tiles than kMostSplitTiles there is work for all threads without splitting any, and partials would need much memory.
+constexpr int64_t kInvariantPartKeys = 512, kMostInvariantParts = 16, kMostSplitTiles = 16;
+static_assert(kInvariantPartKeys % kTileKeys == 0 && kMostInvariantParts * kMostSplitTiles <= 4 * kTargetTasks);
 
 // A tile costs its keys times its queries; below this many queries reading the keys costs as much as using them.
 constexpr int64_t kMemoryBoundQueries = 8;
@@ -74,7 +75,7 @@ void AttendPlan::build(const Attention& args) {
   const int kv_heads = kv_heads_of(args);
   cut_queries(args, static_cast<int>(args.q.size(0) * args.q.size(2)) / kv_heads);
   const bool adjacent = heads_are_adjacent(args);
-  split_keys(args.invariant, kv_heads, adjacent);
+  args.invariant ? cut_keys_invariantly(kv_heads) : split_keys(kv_heads, adjacent);
   list_tasks(kv_heads, adjacent);
 }
 
@@ -105,7 +106,7 @@ void AttendPlan::cut_queries(const Attention& args, int group) {
   close();
 }
 
-void AttendPlan::split_keys(bool invariant, int kv_heads, bool adjacent) {
+void AttendPlan::split_keys(int kv_heads, bool adjacent) {
   int64_t total = 0;
   for (const QueryTile& tile : tiles_) total += kv_heads * cost_of(tile, tile.keys);
   const int64_t share = std::max<int64_t>(1, total / kTargetTasks);
@@ -116,9 +117,25 @@ void AttendPlan::split_keys(bool invariant, int kv_heads, bool adjacent) {
     QueryTile& tile = tiles_[i];
     const int64_t cost = heads_together(tile, kv_heads, adjacent) * cost_of(tile, tile.keys);
     const int64_t wanted = std::min((cost + share - 1) / share, tile.keys / kMinPartKeys);
-    tile.part_keys = invariant ? kInvariantPartKeys : round_up(tile.keys / std::max<int64_t>(1, wanted), kTileKeys);
+    tile.part_keys = round_up(tile.keys / std::max<int64_t>(1, wanted), kTileKeys);
     tile.parts = tile.keys == 0 ? 1 : static_cast<int32_t>((tile.keys + tile.part_keys - 1) / tile.part_keys);
     if (tile.parts == 1) continue;
+    tile.first_partial = partials_;
+    partials_ += int64_t{tile.parts} * kv_heads;
+    split_tiles_.push_back(static_cast<int32_t>(i));
+  }
+}
+
+void AttendPlan::cut_keys_invariantly(int kv_heads) {
+  split_tiles_.clear();
+  partials_ = 0;
+  for (size_t i = 0; i < tiles_.size(); ++i) {
+    QueryTile& tile = tiles_[i];
+    const int64_t least = (tile.keys + kMostInvariantParts - 1) / kMostInvariantParts;
+    tile.part_keys = std::max(kInvariantPartKeys, round_up(least, kTileKeys));
+    tile.parts = static_cast<int32_t>(std::max<int64_t>(1, (tile.keys + tile.part_keys - 1) / tile.part_keys));
+    tile.in_turn = tile.parts > 1 && static_cast<int64_t>(tiles_.size()) > kMostSplitTiles;
+    if (tile.parts == 1 || tile.in_turn) continue;
     tile.first_partial = partials_;
     partials_ += int64_t{tile.parts} * kv_heads;
     split_tiles_.push_back(static_cast<int32_t>(i));
@@ -132,8 +149,8 @@ void AttendPlan::list_tasks(int kv_heads, bool adjacent) {
     const int32_t together = heads_together(tile, kv_heads, adjacent);
     for (int32_t kv_head = 0; kv_head < kv_heads; kv_head += together) {
       const int32_t heads = std::min(together, kv_heads - kv_head);
-      for (int32_t part = 0; part < tile.parts; ++part) {
-        const int64_t keys = std::min(tile.part_keys, tile.keys - part * tile.part_keys);
+      for (int32_t part = 0; part < (tile.in_turn ? 1 : tile.parts); ++part) {
+        const int64_t keys = tile.in_turn ? tile.keys : std::min(tile.part_keys, tile.keys - part * tile.part_keys);
         tasks_.push_back({static_cast<int32_t>(i), part, kv_head, heads, heads * cost_of(tile, keys)});
       }
     }

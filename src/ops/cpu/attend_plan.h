@@ -29,7 +29,8 @@ struct SeenKeys {
 /// first one's. The same tiles serve every KV head.
 struct QueryTile {
   int32_t row = 0, head = 0, count = 0;
-  int32_t parts = 1;          ///< how many tasks share its keys
+  int32_t parts = 1;          ///< how many parts its keys are attended in
+  bool in_turn = false;       ///< one task attends all parts, one after the other; otherwise each has its own
   int64_t keys = 0;           ///< keys that any of its rows sees, all segments
   int64_t part_keys = 0;      ///< keys of every part but the last; a multiple of kTileKeys
   int64_t first_partial = 0;  ///< of (KV head 0, part 0) if there are several parts; then parts, then KV heads
@@ -47,8 +48,9 @@ struct AttendTask {
 /// The keys of a tile are contiguous in each segment: a row whose keys neither touch nor overlap those before it starts a new
 /// tile, so that everything between a tile's first and last key may be read.
 ///
-/// Where the call must be invariant, a tile has queries of one row only, and its keys are cut at fixed places: then kernel and
-/// order of sums follow from the row alone. Rows of one sequence share no pass over their keys, which costs time.
+/// Where the call must be invariant, a tile has queries of one row only, and its keys are cut into parts that follow from their
+/// number: then kernel and order of sums follow from the row alone. Rows of one sequence share no pass over their keys, which
+/// costs time. Only whether the parts are tasks of their own depends on the call; they are joined in the same order.
 class AttendPlan {
  public:
   void build(const Attention& args);
@@ -56,14 +58,15 @@ class AttendPlan {
   std::span<const QueryTile> tiles() const { return tiles_; }
   /// Most expensive first.
   std::span<const AttendTask> tasks() const { return tasks_; }
-  /// Tiles with several parts.
+  /// Tiles whose parts are several tasks.
   std::span<const int32_t> split_tiles() const { return split_tiles_; }
   /// Results of parts that have to be kept until they are joined.
   int64_t partials() const { return partials_; }
 
  private:
   void cut_queries(const Attention& args, int group);
-  void split_keys(bool invariant, int kv_heads, bool adjacent);
+  void split_keys(int kv_heads, bool adjacent);
+  void cut_keys_invariantly(int kv_heads);
   void list_tasks(int kv_heads, bool adjacent);
 
   std::vector<QueryTile> tiles_;

@@ -27,6 +27,10 @@ struct alignas(64) TileScratch {
   float* keys = nullptr;     ///< of kTileKeys keys, where they are not used as they lie in the source
   float* values = nullptr;
   float* scores = nullptr;
+  // Of a tile whose parts are attended in turn: what they gave so far.
+  float joined_max[kTileQueries], joined_sum[kTileQueries];
+  float* joined = nullptr;  ///< [queries][Dv]
+  float* part = nullptr;    ///< [Dv] of one query
 };
 
 /// Floats of a dimension in scratch memory: whole vectors of any instruction set.
