@@ -121,8 +121,8 @@ void PlanBuilder::order(std::span<const SequenceStep> steps) {
 
 ContextVia PlanBuilder::choose_via(const SequenceStep& step) {
   if (step.decode) return ContextVia::queries;
-  ContextVia via =
-      choose_context(config_, grid_, options_.element_bytes, step.cached, static_cast<int64_t>(step.tokens.size()));
+  ContextVia via = choose_context(config_, grid_, options_.element_bytes, step.cached, static_cast<int64_t>(step.tokens.size()),
+                                  options_.context_row_bytes);
   // Forced, where there is a choice: nothing cached needs no exchange, and GQA on one rank has its keys at hand.
   const bool choice = via != ContextVia::none && (grid_.dcp() > 1 || config_.mla);
   if (choice && options_.exchange == DcpExchange::queries) via = ContextVia::queries;

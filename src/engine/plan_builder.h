@@ -45,8 +45,9 @@ class PlanBuilder {
   struct Options {
     BlockLayout layout;
     DcpExchange exchange = DcpExchange::automatic;
-    int element_bytes = 2;     ///< of what crosses ranks
-    int64_t context_rows = 0;  ///< rows of one rank in one context gather, at least 1
+    int element_bytes = 2;          ///< of queries and partials that cross ranks
+    int64_t context_row_bytes = 0;  ///< of the context rows that do; 0: their elements in element_bytes
+    int64_t context_rows = 0;       ///< rows of one rank in one context gather, at least 1
     int first_layer = 0, last_layer = 0;
   };
   PlanBuilder(const ModelConfig& config, const RankGrid& grid, const Options& options);

@@ -214,6 +214,7 @@ PlanBuilder::Options plan_options(const ModelConfig& model, const EngineConfig& 
           .context_rows = resolved.limits.context_rows,
           .first_layer = 0,
           .last_layer = model.layers};
+          .context_row_bytes = resolved.shape.row_bytes(),
 }
 
 void require_memory(const ResolvedConfig& resolved) {

@@ -6,11 +6,10 @@ namespace weft {
 
 std::vector<Plane> KvShape::planes() const {
   std::vector<Plane> out;
-  int64_t latent_row = k_dim;
+  const int64_t latent_row = format == KvFormat::fp8_ds_mla ? fp8_ds_mla_row_bytes(v_dim, k_dim - v_dim) : k_dim;
   if (format == KvFormat::fp8_ds_mla) {
     WEFT_CHECK(latent && dtype == DType::f8_e4m3 && v_dim % kLatentScaleGroup == 0)
         << "fp8_ds_mla rows of " << v_dim << " values in " << to_string(dtype);
-    latent_row = fp8_ds_mla_row_bytes(v_dim, k_dim - v_dim);
   }
   for (int layer = first_layer; layer < last_layer; ++layer) {
     if (latent) {
@@ -22,6 +21,15 @@ std::vector<Plane> KvShape::planes() const {
   }
   out.insert(out.end(), extra_planes.begin(), extra_planes.end());
   return out;
+}
+
+int64_t KvShape::row_bytes() const {
+  KvShape one_layer = *this;
+  one_layer.last_layer = first_layer + 1;
+  one_layer.extra_planes.clear();
+  int64_t bytes = 0;
+  for (const Plane& plane : one_layer.planes()) bytes += plane.row_bytes();
+  return bytes;
 }
 
 int64_t KvShape::block_bytes() const {

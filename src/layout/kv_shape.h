@@ -38,6 +38,8 @@ struct KvShape {
 
   /// Requires: fp8_ds_mla only for latents that are a multiple of kLatentScaleGroup, in float8_e4m3.
   std::vector<Plane> planes() const;
+  /// Bytes of one token's keys and values in one layer.
+  int64_t row_bytes() const;
   /// Bytes of one virtual block on one rank, all planes.
   int64_t block_bytes() const;
   /// Bytes on one rank for one token of a sequence, on average: block_bytes / virtual_tokens.

@@ -15,18 +15,20 @@ constexpr double kFlopsPerExchangedByte = 20;
 /// How `chunk` prefill rows should see `context` cached tokens: the cheaper of moving queries and partials to the keys, and of
 /// moving keys to the queries. A pure function of numbers that are equal on all ranks.
 ///
-/// Bytes: queries cost chunk * Hg * (Dk + Dv) elements and an lse, keys cost a row per context token, Hg being the query heads
-/// of the group. In MLA the arithmetic differs too: by queries, a head reads latents of Dk + Dv elements; by keys, it reads
-/// keys and values of the heads' own size, but each context row must first be up-projected for them.
+/// Bytes: queries cost chunk * Hg * (Dk + Dv) elements and an lse, Hg being the query heads of the group; keys cost a row per
+/// context token as it is stored: `row_bytes`, or as many elements as it has where this is 0. In MLA the arithmetic differs
+/// too: by queries, a head reads latents of Dk + Dv elements; by keys, it reads keys and values of the heads' own size, but
+/// each context row must first be up-projected for them.
 inline ContextVia choose_context(const ModelConfig& config, const RankGrid& grid, int element_bytes, int64_t context,
-                                 int64_t chunk) {
+                                 int64_t chunk, int64_t row_bytes = 0) {
   if (context == 0) return ContextVia::none;
   const double heads = grid.rank_q_heads(), group_heads = grid.group_q_heads(), w = grid.dcp();
   const double c = static_cast<double>(context), t = static_cast<double>(chunk);
   const double dk = config.k_dim(), dv = config.v_dim(), moved = (w - 1) / w;
-  const double row = config.mla ? dk : grid.rank_kv_heads() * (dk + dv);
+  const double elements = config.mla ? dk : grid.rank_kv_heads() * (dk + dv);
+  const double row = row_bytes > 0 ? static_cast<double>(row_bytes) : elements * element_bytes;
   const double query_bytes = t * group_heads * ((dk + dv) * element_bytes + 4) * moved;
-  const double key_bytes = c * row * element_bytes * moved;
+  const double key_bytes = c * row * moved;
   double query_flops = 0, key_flops = 0;
   if (config.mla) {
     const MlaConfig& mla = *config.mla;

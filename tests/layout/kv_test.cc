@@ -57,10 +57,12 @@ TEST(KvShape, Fp8RowsTake576And656Bytes) {
   shape.dtype = DType::f8_e4m3;
   EXPECT_EQ(shape.token_bytes(), 61 * 576);
   shape.format = KvFormat::fp8_ds_mla;
+  EXPECT_EQ(shape.row_bytes(), 656);
   EXPECT_EQ(shape.token_bytes(), 61 * 656) << "512 latents, 4 scales and 64 bfloat16";
   EXPECT_EQ(fp8_ds_mla_row_bytes(128, 4), 128 + 4 + 8);
   KvShape grouped = small(2);
   grouped.dtype = DType::f8_e4m3;
+  EXPECT_EQ(grouped.row_bytes(), 3 * (8 + 6));
   EXPECT_EQ(grouped.block_bytes(), 2 * 3 * (8 + 6) * 1 * 4 + 10 * 8);
 }
 
