@@ -1,8 +1,12 @@
 #include "engine/engine.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <filesystem>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -12,7 +16,9 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/queue.h"
+#include "engine/config_text.h"
 #include "engine/engine_loop.h"
+#include "engine/flight_recorder.h"
 #include "engine/model_team.h"
 #include "engine/plan_builder.h"
 #include "engine/sizes.h"
@@ -48,7 +54,8 @@ EngineLoop::Options loop_options(const ModelConfig& model, const EngineConfig& c
   EngineLoop::Options options;
   options.layout = resolved.shape.layout;
   options.blocks = resolved.sizes.capacity.blocks;
-  options.limits = {.tokens = resolved.limits.rows, .sequences = resolved.limits.sequences};
+  options.limits.tokens = resolved.limits.rows;
+  options.limits.sequences = resolved.limits.sequences;
   options.max_model_len = resolved.sizes.max_model_len;
   options.vocab = static_cast<int32_t>(model.vocab);
   options.end_tokens = model.eos_ids;
@@ -59,6 +66,17 @@ EngineLoop::Options loop_options(const ModelConfig& model, const EngineConfig& c
   options.fingerprint = fingerprint_of(model, config, resolved);
   options.secret = make_secret();
   return options;
+}
+
+FlightRecorder::Options recorder_options(const EngineConfig& config, const ResolvedConfig& resolved) {
+  // 256 steps of 256 decoding sequences on four context ranks take 6 MiB; of long prompts fewer steps are kept.
+  constexpr size_t kBytes = size_t{16} << 20;
+  return {.sizes = {.virtual_tokens = resolved.shape.layout.virtual_tokens(),
+                    .blocks = resolved.sizes.capacity.blocks,
+                    .sequences = resolved.limits.sequences,
+                    .blocks_per_sequence = resolved.limits.blocks_per_sequence},
+          .bytes = kBytes,
+          .config = to_text(config)};
 }
 
 std::string counted(int64_t n, const char* noun) { return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s"); }
@@ -73,9 +91,9 @@ struct Engine::Parts {
     bool counted = true;  ///< towards the bounds of the queue
   };
   struct Command {
-    enum class Kind : uint8_t { add, cancel, cancel_all, reset_prefix_cache, fail } kind = Kind::add;
+    enum class Kind : uint8_t { add, cancel, cancel_all, reset_prefix_cache, write_flight, fail } kind = Kind::add;
     std::vector<New> added = {};
-    uint64_t id = 0;  ///< to cancel
+    uint64_t id = 0;       ///< to cancel
     std::string why = {};  ///< to fail
   };
   /// A request in the loop.
@@ -96,6 +114,7 @@ struct Engine::Parts {
   void carry_out(Command command);
   void after_step();
   void look_after_open();
+  void write_flight() const;
   void fail(const std::string& why);
   void end_with_error(const New& added, const std::string& why);
   int64_t now() const;
@@ -108,6 +127,7 @@ struct Engine::Parts {
   EngineMetrics metrics;
   PlanBuilder builder;
   ModelTeam team;
+  FlightRecorder recorder;
   EngineLoop loop;
   Queue<Command> inbox;
   std::atomic<uint64_t> next_id{1};
@@ -130,15 +150,10 @@ Engine::Parts::Parts(const EngineConfig& config_in, Hooks hooks_in, const MakeRa
       model(load_config(config_in.model_dir, config_in.num_layers)),
       resolved(resolve_on_cpu(model, config)),
       options(loop_options(model, config, resolved)),
-      builder(model, resolved.grid,
-              {.layout = resolved.shape.layout,
-               .exchange = config.dcp_exchange,
-               .element_bytes = static_cast<int>(size_of(resolved.limits.dtype)),
-               .context_rows = resolved.limits.context_rows,
-               .first_layer = 0,
-               .last_layer = model.layers}),
+      builder(model, resolved.grid, plan_options(model, config, resolved)),
       team(model, config, resolved, make_ranks ? make_ranks(resolved.grid) : thread_ranks(resolved.grid)),
-      loop(options, builder, team, metrics),
+      recorder(recorder_options(config, resolved), team),
+      loop(options, builder, recorder, metrics),
       inbox(2 * static_cast<size_t>(config.max_queued_requests) + 64),
       shares(static_cast<size_t>(resolved.grid.dcp())) {
   open.reserve(inbox.capacity() + static_cast<size_t>(resolved.limits.sequences));
@@ -232,6 +247,9 @@ void Engine::Parts::carry_out(Command command) {
     case Command::Kind::reset_prefix_cache:
       loop.reset_prefix_cache();
       break;
+    case Command::Kind::write_flight:
+      write_flight();
+      break;
     case Command::Kind::fail:
       throw SystemError("{}", command.why);
   }
@@ -278,9 +296,21 @@ void Engine::Parts::look_after_open() {
   if (open_requests == 0) ended.notify_all();
 }
 
+void Engine::Parts::write_flight() const {
+  const std::filesystem::path path =
+      std::filesystem::temp_directory_path() / fmt::format("weft-flight-{}-{}", ::getpid(), metrics.steps.value());
+  try {
+    recorder.write(path);
+    log::info("the last {} are in {}: weft replay runs them again", counted(recorder.kept(), "step"), path.string());
+  } catch (const std::exception& error) {
+    log::error("cannot keep the last steps: {}", error.what());
+  }
+}
+
 /// The end of the engine: all that is open, and all that still comes, ends with an error.
 void Engine::Parts::fail(const std::string& why) {
   log::error("the engine stops: {}", why);
+  if (recorder.kept() > 0) write_flight();
   {
     const std::lock_guard lock(mutex);
     failure = why.empty() ? "unknown error" : why;
@@ -347,6 +377,8 @@ std::string Engine::failure() const {
   const std::lock_guard lock(parts_->mutex);
   return parts_->failure;
 }
+
+void Engine::write_flight() { parts_->inbox.push({.kind = Parts::Command::Kind::write_flight}); }
 
 void Engine::reset_prefix_cache() { parts_->inbox.push({.kind = Parts::Command::Kind::reset_prefix_cache}); }
 

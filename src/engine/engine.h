@@ -88,6 +88,8 @@ class Engine {
   /// Empty while the engine works; else why it stopped for ever.
   std::string failure() const;
   void reset_prefix_cache();
+  /// Writes the last steps to a file in the folder for temporary files, and its name to the log, as a failure does too.
+  void write_flight();
 
   /// Submits all at once and waits for all; the queue bounds do not count. Throws UserError as check_request() before any of
   /// them is queued, SystemError if the engine fails or drains.

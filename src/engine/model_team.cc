@@ -34,7 +34,7 @@ int threads_of_a_rank(const EngineConfig& config, int ranks) {
 void reserve(StepResult& result, const StepLimits& limits) {
   constexpr size_t kMostTop = 20;
   // A row for every row of the step, and for a prompt's last row one per choice.
-  const auto rows = static_cast<size_t>(limits.rows + limits.sequences);
+  const auto rows = static_cast<size_t>(limits.sampling_rows());
   result.ids.reserve(rows);
   result.accepted.reserve(rows);
   result.log_probs.reserve(rows);

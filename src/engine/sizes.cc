@@ -109,13 +109,16 @@ std::string ways_to_more_tokens(const ModelConfig& model, const RankGrid& grid) 
   return text;
 }
 
-int64_t workspace_of(const ModelConfig& model, const RankGrid& grid, const StepLimits& limits, Ops& ops) {
+int64_t workspace_of(const ModelConfig& model, const RankGrid& grid, const StepLimits& limits, int block_tokens, Ops& ops) {
   ThreadGroup alone(1);  // a Decoder is measured without peers: its sizes depend on the grid only
   const auto dcp = alone.join(0);
   ThreadGroup alone_too(1);
   const auto tp = alone_too.join(0);
   CollectiveExchange exchange(*dcp, *tp, ops, {});
-  return static_cast<int64_t>(Decoder::workspace_bytes(model, grid, limits, ops, exchange));
+  size_t scratch = 0;
+  for (const AttentionLimits& attention : attention_limits(model, grid, limits, block_tokens))
+    scratch = std::max(scratch, ops.reserved_bytes(attention));
+  return static_cast<int64_t>(Decoder::workspace_bytes(model, grid, limits, ops, exchange) + scratch);
 }
 
 }  // namespace
@@ -162,7 +165,7 @@ ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, Ops
                           .invariant = config.batch_invariant};
 
   EngineSizes sizes{.weight_bytes = largest_weights(model, grid, dtype, ops),
-                    .workspace_bytes = workspace_of(model, grid, limits, ops),
+                    .workspace_bytes = workspace_of(model, grid, limits, config.block_size, ops),
                     .exchange_bytes = static_cast<int64_t>(exchange_limits(model, grid, limits).bytes(grid.dcp())),
                     .kv_bytes = 0,
                     .kv_bytes_per_token = shape.token_bytes(),
@@ -211,10 +214,10 @@ PlanBuilder::Options plan_options(const ModelConfig& model, const EngineConfig& 
   return {.layout = resolved.shape.layout,
           .exchange = config.dcp_exchange,
           .element_bytes = static_cast<int>(size_of(resolved.limits.dtype)),
+          .context_row_bytes = resolved.shape.row_bytes(),
           .context_rows = resolved.limits.context_rows,
           .first_layer = 0,
           .last_layer = model.layers};
-          .context_row_bytes = resolved.shape.row_bytes(),
 }
 
 void require_memory(const ResolvedConfig& resolved) {

@@ -10,6 +10,27 @@ AttentionStep::AttentionStep(const StepPlan& plan_in) : plan(&plan_in), rows(pla
   }
 }
 
+std::array<AttentionLimits, 2> attention_limits(const ModelConfig& config, const RankGrid& grid, const StepLimits& limits,
+                                                int block_tokens) {
+  const bool latent = config.mla.has_value();
+  const int64_t own = grid.rank_q_heads();
+  // Latent rows are projected to keys and values of each own head before they are attended.
+  return {AttentionLimits{.rows = limits.query_rows,
+                          .heads = grid.group_q_heads(),
+                          .kv_heads = grid.rank_kv_heads(),
+                          .k_dim = config.k_dim(),
+                          .v_dim = config.v_dim(),
+                          .keys = limits.blocks_per_sequence * block_tokens,
+                          .segments = 1},
+          AttentionLimits{.rows = limits.rows,
+                          .heads = own,
+                          .kv_heads = latent ? own : grid.rank_kv_heads(),
+                          .k_dim = latent ? config.mla->qk_nope_head_dim + config.mla->qk_rope_head_dim : config.head_dim,
+                          .v_dim = latent ? config.mla->v_head_dim : config.head_dim,
+                          .keys = std::max(limits.rows, limits.context_rows * grid.dcp()),
+                          .segments = grid.dcp()}};
+}
+
 View one_block(View v) {
   return View(v.data(), v.dtype(), {1, v.size(0), v.size(1), v.dims() > 2 ? v.size(2) : 1},
               {0, v.stride(0), v.stride(1), v.dims() > 2 ? v.stride(2) : 1});

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 
 #include "exchange/exchange.h"
 #include "layout/kv_region.h"
@@ -69,6 +70,10 @@ class ContextAttention {
   StepLimits limits_;
   float scale_;
 };
+
+/// The largest calls of attend that a rank's layers make: over the cache, and over rows.
+std::array<AttentionLimits, 2> attention_limits(const ModelConfig& config, const RankGrid& grid, const StepLimits& limits,
+                                                int block_tokens);
 
 /// A [T, heads, D] view as the [1, T, heads, D] that attend takes.
 View one_block(View v);

@@ -78,6 +78,8 @@ Decoder::Decoder(const Parts& parts)
   Workspace place(memory_);
   stages_ = std::make_unique<Stages>(place, config_, grid_, limits_, ops_, exchange_);
   copy_runs_.reserve(region_.planes().size());
+  for (const AttentionLimits& attention : attention_limits(config_, grid_, limits_, region_.shape().layout.block_tokens))
+    ops_.reserve(attention);
   logit_row_.reserve(static_cast<size_t>(limits_.sampling_rows()));
 }
 

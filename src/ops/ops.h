@@ -75,6 +75,15 @@ struct Attention {
   View out, lse;
 };
 
+/// The largest calls of attend that are to come.
+struct AttentionLimits {
+  int64_t rows = 0;                 ///< T
+  int64_t heads = 0, kv_heads = 1;  ///< P * h, and those of the keys
+  int64_t k_dim = 0, v_dim = 0;
+  int64_t keys = 0;  ///< that the rows of one sequence see, of all segments together
+  int segments = 1;
+};
+
 /// One partial result: out [T, h, Dv] in the compute dtype, lse [T, h] float32 natural log, -inf where no key was seen.
 struct Partial {
   ConstView out, lse;
@@ -221,6 +230,11 @@ class Ops {
   /// [n, kv.v_row_bytes()], to be sent to another rank. v empty: keys only, as for a latent cache.
   virtual void gather_rows(const KvView& kv, const int32_t* slots, View k, View v) = 0;
   virtual void attend(const Attention& args) = 0;
+  /// Takes the memory that calls of attend within `limits` work in, so that none of them takes any. May be called for several
+  /// kinds of calls.
+  virtual void reserve(const AttentionLimits& limits) = 0;
+  /// Bytes that reserve takes, where it is the first. Pure.
+  virtual size_t reserved_bytes(const AttentionLimits& limits) const = 0;
   /// Joins partials over disjoint keys: lse = log sum exp(lse_p), out = sum exp(lse_p - lse) out_p. NaN and +inf lse count
   /// as -inf; an out whose lse is -inf is never read (it may be garbage). All empty: out = 0, lse = -inf. `out` [T, h, Dv],
   /// `lse` [T, h] (may be empty: not wanted); both may be the storage of any one partial. Each has strides of its own.

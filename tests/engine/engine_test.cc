@@ -71,7 +71,7 @@ class Hold {
     std::unique_lock lock(mutex_);
     holding_ = true;
     lock.unlock();
-    engine.reset_prefix_cache();  // gives it a turn where it has nothing to do
+    engine.cancel(0);  // nobody, but it gives the engine a turn where it has nothing to do
     lock.lock();
     changed_.wait(lock, [&] { return held_; });
   }

@@ -79,6 +79,8 @@ class PackOnlyOps final : public Ops {
   void rope_append(const RopeAppend&) override { unused(); }
   void gather_rows(const KvView&, const int32_t*, View, View) override { unused(); }
   void attend(const Attention&) override { unused(); }
+  void reserve(const AttentionLimits&) override { unused(); }
+  size_t reserved_bytes(const AttentionLimits&) const override { return unused(), 0; }
   void merge(std::span<const Partial>, View, View) override { unused(); }
   size_t sampling_workspace_bytes(int64_t, int64_t) const override { return 0; }
   void sample(const SampledLogits&, View, int32_t*) override { unused(); }

@@ -125,6 +125,17 @@ namespace weft::cpu {
 HWY_EXPORT(attend_task);
 HWY_EXPORT(join_query);
 
+namespace {
+
+size_t tile_floats_for(int64_t dk, int64_t dv) {
+  return static_cast<size_t>((kTileQueries + kTileKeys) * (padded_dim(dk) + padded_dim(dv)) + kTileKeys * kTileQueries +
+                             (kTileQueries + 1) * padded_dim(dv));
+}
+/// Floats of one partial result: of each query its values, maximum and sum.
+int64_t partial_stride(int64_t dv) { return kTileQueries * (dv + 2); }
+
+}  // namespace
+
 struct AttendScratch::State {
   AttendPlan plan;
   std::vector<TileScratch> tiles;  ///< one per thread
@@ -134,9 +145,7 @@ struct AttendScratch::State {
 
   /// Makes room for tiles of these sizes on each thread, and for `part_floats` of partial results.
   void reserve(int threads, int64_t dk, int64_t dv, int64_t part_floats) {
-    const int64_t dims = padded_dim(dk) + padded_dim(dv);
-    const size_t floats = static_cast<size_t>((kTileQueries + kTileKeys) * dims + kTileKeys * kTileQueries +
-                                              (kTileQueries + 1) * padded_dim(dv));
+    const size_t floats = tile_floats_for(dk, dv);
     if (static_cast<size_t>(threads) > tiles.size() || floats > tile_floats) {
       tile_floats = std::max(floats, tile_floats);
       tiles.assign(static_cast<size_t>(threads), {});
@@ -169,6 +178,16 @@ AttendScratch::AttendScratch() : state_(std::make_unique<State>()) {}
 AttendScratch::~AttendScratch() = default;
 AttendScratch::AttendScratch(AttendScratch&&) noexcept = default;
 AttendScratch& AttendScratch::operator=(AttendScratch&&) noexcept = default;
+
+void AttendScratch::reserve(int threads, const AttentionLimits& limits) {
+  state_->plan.reserve(limits);
+  state_->reserve(threads, limits.k_dim, limits.v_dim, AttendPlan::most_partials(limits) * partial_stride(limits.v_dim));
+}
+
+size_t AttendScratch::reserved_bytes(int threads, const AttentionLimits& limits) {
+  const size_t partials = static_cast<size_t>(AttendPlan::most_partials(limits) * partial_stride(limits.v_dim));
+  return (static_cast<size_t>(threads) * tile_floats_for(limits.k_dim, limits.v_dim) + partials) * sizeof(float);
+}
 
 namespace {
 
@@ -213,7 +232,7 @@ void attend(Pool& pool, AttendScratch& scratch, const Attention& args) {
   state.plan.build(args);
 
   const AttendPlan& plan = state.plan;
-  const int64_t dv = args.out.size(3), stride = kTileQueries * (dv + 2);
+  const int64_t dv = args.out.size(3), stride = partial_stride(dv);
   state.reserve(pool.threads(), args.q.size(3), dv, plan.partials() * stride);
   const auto partial = [&](const QueryTile& tile, int kv_head, int part) {
     return state.part(tile.first_partial + int64_t{kv_head} * tile.parts + part, stride);

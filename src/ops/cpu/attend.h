@@ -7,8 +7,8 @@
 
 namespace weft::cpu {
 
-/// The memory that attend works in: each thread's tiles, and the partial results of key ranges that were split. It grows to the
-/// largest call seen and is then kept, so that a steady stream of steps allocates nothing.
+/// The memory that attend works in: each thread's tiles, and the partial results of key ranges that were split. It is what
+/// was reserved, grows to the largest call seen and is then kept, so that a steady stream of steps allocates nothing.
 ///
 /// Thread: belongs to one caller of attend at a time.
 class AttendScratch {
@@ -17,6 +17,10 @@ class AttendScratch {
   ~AttendScratch();
   AttendScratch(AttendScratch&&) noexcept;
   AttendScratch& operator=(AttendScratch&&) noexcept;
+
+  /// As Ops::reserve, for calls on `threads` threads.
+  void reserve(int threads, const AttentionLimits& limits);
+  static size_t reserved_bytes(int threads, const AttentionLimits& limits);
 
   struct State;
   State& state() { return *state_; }

@@ -79,6 +79,31 @@ void AttendPlan::build(const Attention& args) {
   list_tasks(kv_heads, adjacent);
 }
 
+namespace {
+
+/// Every row may begin a tile, and one more for each kTileQueries of its queries.
+int64_t most_tiles(const AttentionLimits& limits) { return limits.rows * (limits.heads / limits.kv_heads / kTileQueries + 2); }
+
+/// Parts of tiles with several, for each KV head. Such a tile costs more than a share, and has fewer than cost / share + 2
+/// parts, so less than three times its shares. There are little more than kTargetTasks shares in all.
+int64_t most_parts(const AttentionLimits& limits) {
+  return std::min(4 * kTargetTasks, most_tiles(limits) * (limits.keys / kMinPartKeys + 1));
+}
+
+}  // namespace
+
+int64_t AttendPlan::most_partials(const AttentionLimits& limits) {
+  return limits.keys < 2 * kMinPartKeys ? 0 : most_parts(limits) * limits.kv_heads;
+}
+
+void AttendPlan::reserve(const AttentionLimits& limits) {
+  const int64_t tiles = most_tiles(limits);
+  tiles_.reserve(static_cast<size_t>(tiles));
+  split_tiles_.reserve(static_cast<size_t>(std::min(tiles, most_parts(limits))));
+  tasks_.reserve(static_cast<size_t>((tiles + most_parts(limits)) * limits.kv_heads));
+  seen_.reserve(static_cast<size_t>(limits.segments));
+}
+
 void AttendPlan::cut_queries(const Attention& args, int group) {
   tiles_.clear();
   seen_.assign(static_cast<size_t>(args.segments), SeenKeys{});

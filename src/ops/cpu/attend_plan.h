@@ -54,6 +54,10 @@ struct AttendTask {
 class AttendPlan {
  public:
   void build(const Attention& args);
+  /// Takes memory for plans of calls within `limits`.
+  void reserve(const AttentionLimits& limits);
+  /// The most partials() of such a plan.
+  static int64_t most_partials(const AttentionLimits& limits);
 
   std::span<const QueryTile> tiles() const { return tiles_; }
   /// Most expensive first.

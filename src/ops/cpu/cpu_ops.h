@@ -47,6 +47,10 @@ class CpuOps final : public Ops {
   void rope_append(const RopeAppend& args) override;
   void gather_rows(const KvView& kv, const int32_t* slots, View k, View v) override;
   void attend(const Attention& args) override;
+  void reserve(const AttentionLimits& limits) override { attend_.reserve(pool_.threads(), limits); }
+  size_t reserved_bytes(const AttentionLimits& limits) const override {
+    return cpu::AttendScratch::reserved_bytes(pool_.threads(), limits);
+  }
   void merge(std::span<const Partial> partials, View out, View lse) override;
 
   size_t sampling_workspace_bytes(int64_t logit_rows, int64_t vocab) const override;

@@ -30,7 +30,12 @@ int64_t row_blocks(const Product& product) { return (product.rows + kRowsPerTask
 }  // namespace
 
 Products::Products(Pool& pool, ManyRows many_rows)
-    : pool_(pool), many_rows_(many_rows), onednn_(pool.threads()), dense_(static_cast<size_t>(pool.threads())) {}
+    : pool_(pool), many_rows_(many_rows), onednn_(pool.threads()), dense_(static_cast<size_t>(pool.threads())) {
+  // More than any step here has: a call's matrices are a layer's experts or heads, and a task takes about 1 MiB of them.
+  constexpr size_t kMostProducts = 1024, kMostTasks = 16384;
+  products_.reserve(kMostProducts);
+  tasks_.reserve(kMostTasks);
+}
 
 void Products::add(const Product& product) {
   if (product.rows == 0 || product.w->out() == 0) return;
