@@ -6,8 +6,6 @@
 #include <functional>
 #include <queue>
 
-#include "base/check.h"
-
 namespace weft {
 namespace {
 

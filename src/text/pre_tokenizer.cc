@@ -1,6 +1,5 @@
 #include "text/pre_tokenizer.h"
 
-#include "base/check.h"
 #include "text/newer_characters.h"
 #include "text/utf8.h"
 

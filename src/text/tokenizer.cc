@@ -39,15 +39,15 @@ PreTokenizer pre_tokenizer(TokenizerFile& file) {
 }
 
 /// The vocabulary by bytes. Tokens outside the byte-level alphabet cannot come of merging bytes.
-Bpe bpe(const TokenizerFile& file) {
+Bpe bpe(TokenizerFile& file) {
   Bpe::Vocabulary vocabulary;
+  vocabulary.merges = std::move(file.merges);
   vocabulary.whole_words = file.ignore_merges;
   vocabulary.unknown = file.unknown.value_or(-1);
   vocabulary.fuse_unknown = file.fuse_unknown;
   for (const auto& [content, id] : file.vocabulary) {
     if (auto bytes = byte_level_bytes(content)) vocabulary.tokens.emplace_back(std::move(*bytes), id);
   }
-  for (const auto& [left, right, merged] : file.merges) vocabulary.merges.push_back({left, right, merged});
   return Bpe(std::move(vocabulary));
 }
 

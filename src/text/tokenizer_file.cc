@@ -133,25 +133,29 @@ class Reader {
   }
 
   void read_vocabulary(const Json& vocabulary) {
+    file_.vocabulary.reserve(vocabulary.size());
+    ids_.reserve(vocabulary.size());
+    contents_.reserve(vocabulary.size());
     for (const auto& [content, value] : vocabulary.get_ref<const Json::object_t&>()) {
       const int32_t number = id(value, "the vocabulary");
       if (!take(number, content)) fail("the vocabulary gives two tokens the id {}", number);
       file_.vocabulary.emplace_back(content, number);
+      ids_.emplace(content, number);
     }
     if (file_.vocabulary.empty()) fail("the vocabulary is empty");
-    for (const auto& [content, number] : file_.vocabulary) ids_.emplace(content, number);
   }
 
   /// Marks an id as that of `content`; false if it is another's.
-  bool take(int32_t number, const std::string& content) { return contents_.emplace(number, content).first->second == content; }
+  bool take(int32_t number, std::string_view content) { return contents_.emplace(number, content).first->second == content; }
   int32_t vocabulary_id(std::string_view content, std::string_view where) const {
-    const auto found = ids_.find(std::string(content));
+    const auto found = ids_.find(content);
     if (found == ids_.end()) fail("{} is not in the vocabulary: {}", where, shown(content));
     return found->second;
   }
 
   void read_merges(const Json& merges) {
     file_.merges.reserve(merges.size());
+    std::string merged;
     for (const Json& merge : merges) {
       std::string_view left, right;
       if (merge.is_string()) {
@@ -166,7 +170,7 @@ class Reader {
       } else {
         fail("merge {} is neither a text nor a pair of texts", file_.merges.size());
       }
-      const std::string merged = std::string(left).append(right);
+      merged.assign(left).append(right);
       file_.merges.push_back({.left = vocabulary_id(left, "a merge's left part"),
                               .right = vocabulary_id(right, "a merge's right part"),
                               .merged = vocabulary_id(merged, "a merge's result")});
@@ -185,7 +189,8 @@ class Reader {
   void add_token(const Json& entry, int32_t number) {
     constexpr std::string_view kWhere = "an added token";
     AddedToken token;
-    token.content = text(entry, "content", kWhere);
+    const std::string& content = text(entry, "content", kWhere);
+    token.content = content;
     if (number < 0) fail("an added token has no id: {}", shown(token.content));
     if (token.content.empty()) fail("an added token is empty: id {}", number);
     token.id = number;
@@ -194,11 +199,11 @@ class Reader {
     token.strip_left = flag(entry, "lstrip", false, kWhere);
     token.strip_right = flag(entry, "rstrip", false, kWhere);
     token.normalized = flag(entry, "normalized", !token.special, kWhere);
-    const auto [known, is_new] = ids_.emplace(token.content, number);
+    const auto [known, is_new] = ids_.emplace(content, number);
     if (known->second != number) {
       fail("an added token has two ids: {} is {} and {}", shown(token.content), known->second, number);
     }
-    if (!take(number, token.content)) {
+    if (!take(number, content)) {
       fail("two tokens have the id {}: {} and {}", number, shown(contents_[number]), shown(token.content));
     }
     auto& tokens = file_.added_tokens;
@@ -371,9 +376,9 @@ class Reader {
   Json root_, config_;
   TokenizerFile file_;
   bool byte_level_ = false;
-  std::unordered_map<std::string, int32_t> ids_;       ///< vocabulary and added tokens
-  std::unordered_map<int32_t, std::string> contents_;  ///< the other way round
-  std::unordered_map<int32_t, size_t> added_;          ///< id -> index of added_tokens
+  std::unordered_map<std::string_view, int32_t> ids_;  ///< vocabulary and added tokens; the texts are root_'s and config_'s
+  std::unordered_map<int32_t, std::string_view> contents_;  ///< the other way round
+  std::unordered_map<int32_t, size_t> added_;               ///< id -> index of added_tokens
 };
 
 }  // namespace

@@ -8,17 +8,15 @@
 #include <vector>
 
 #include "text/added_tokens.h"
+#include "text/bpe.h"
 #include "text/pre_tokenizer.h"
 
 namespace weft {
 
 /// What a tokenizer.json asks for, checked: every id is in use, every pattern compiles.
 struct TokenizerFile {
-  struct Merge {
-    int32_t left, right, merged;
-  };
   std::vector<std::pair<std::string, int32_t>> vocabulary;  ///< as written there, in the byte-level alphabet
-  std::vector<Merge> merges;                                ///< by rank
+  std::vector<Bpe::Merge> merges;                           ///< by rank
   bool ignore_merges = false, fuse_unknown = false;
   std::optional<int32_t> unknown;
 
