@@ -32,7 +32,7 @@ struct KvShape {
   bool latent = false;       ///< MLA: one row serves as key and value
   DType dtype = DType::bf16;
   KvFormat format = KvFormat::elements;
-  float scale = 0;  ///< of every layer's float8_e4m3 keys and values; 0: each layer's own
+  float scale = 0;                       ///< of every layer's float8_e4m3 keys and values; 0: each layer's own
   int first_layer = 0, last_layer = 0;   ///< layers [first, last) have planes here
   std::vector<Plane> extra_planes = {};  ///< planes beside those of attention, e.g. replicated ones
 
