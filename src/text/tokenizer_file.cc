@@ -117,7 +117,8 @@ class Reader {
     if (type != nullptr && *type != "BPE") unsupported("model", type->is_string() ? type->get<std::string>() : "?", "BPE");
     for (const char* const key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       const Json* const affix = member(model, key);
-      if (affix != nullptr && *affix != "") unsupported(std::string("model.") + key, "not empty", "none");
+      if (affix != nullptr && !(affix->is_string() && affix->get_ref<const std::string&>().empty()))
+        unsupported(std::string("model.") + key, "not empty", "none");
     }
     if (const Json* dropout = member(model, "dropout"); dropout != nullptr && *dropout != 0) {
       unsupported("model.dropout", "not zero", "none");
