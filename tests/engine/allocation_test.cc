@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <memory>
@@ -96,7 +97,7 @@ TEST_P(AllocationsOf, StepsAreNone) {
   config.model_dir = folder.path();
   config.tensor_parallel_size = config.decode_context_parallel_size = 2;
   config.block_size = 4;
-  config.num_gpu_blocks_override = 40;  // of 8 tokens
+  config.num_gpu_blocks_override = 100;  // of 8 tokens
   config.max_num_seqs = 4;
   config.max_num_batched_tokens = 64;
   config.threads = 2;
@@ -112,7 +113,8 @@ TEST_P(AllocationsOf, StepsAreNone) {
   counts.run(engine, fresh);
   EXPECT_EQ(counts.worst(), 0) << "fresh prompts";
 
-  // The same from the cache, sampled, with log probabilities.
+  // The same from the cache, sampled, with log probabilities; the last first, as the pool does not hold them all.
+  std::reverse(fresh.begin(), fresh.end());
   for (Request& one : fresh) {
     one.sampling.temperature = 0.8f;
     one.sampling.top_k = 20;
@@ -128,7 +130,7 @@ TEST_P(AllocationsOf, StepsAreNone) {
 
   // Answers that outgrow the pool.
   std::vector<Request> long_ones;
-  for (int32_t i = 0; i < 4; ++i) long_ones.push_back(request(40, 80, 30 + i, vocab));
+  for (int32_t i = 0; i < 4; ++i) long_ones.push_back(request(60, 200, 30 + i, vocab));
   counts.run(engine, long_ones);
   EXPECT_EQ(counts.worst(), 0) << "preemption";
   EXPECT_GT(engine.metrics().preemptions.value(), 0);
