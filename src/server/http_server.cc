@@ -173,6 +173,7 @@ class Session : public std::enable_shared_from_this<Session> {
   HttpHead head_;
   Clock::time_point began_{};
   bool keep_alive_ = true, http_1_0_ = false, chunked_ = false;
+  std::optional<HttpResponse> refusal_;  ///< the answer is known; the body is only read over
   size_t body_accounted_ = 0;
   int status_ = 0;
   std::string answer_id_;
@@ -211,6 +212,7 @@ void Session::on_head(error_code error) {
 
   began_ = Clock::now();
   head_ = {};
+  refusal_.reset();
   keep_alive_ = !error && request.keep_alive();
   http_1_0_ = request.version() < 11;
   const auto field = [&](http::field name) { return std::string(request[name]); };
@@ -229,13 +231,17 @@ void Session::on_head(error_code error) {
                   "body_too_large");
   if (error) return refuse(400, "this is not an HTTP request: " + error.message(), "bad_http");
 
-  if (const auto now = server_.service.answer(head_)) {
-    if (!parser_->is_done()) keep_alive_ = false;  // What is left of the body would look like the next request.
-    return respond(*now);
+  const bool asks_first = beast::iequals(request[http::field::expect], "100-continue");
+  refusal_ = server_.service.answer(head_);
+  if (refusal_ && !parser_->is_done()) {
+    // What is left of the body would look like the next request. A small one is read over, else the connection ends.
+    const auto length = parser_->content_length();
+    if (asks_first || !length || *length > kSmallBody) keep_alive_ = false;
   }
+  if (refusal_ && (parser_->is_done() || !keep_alive_)) return respond(*std::exchange(refusal_, std::nullopt));
   state_ = State::reading_body;
   expire_in(server_.config.body_timeout);
-  if (beast::iequals(request[http::field::expect], "100-continue")) {
+  if (asks_first) {
     error_code ignored;  // The socket's buffer is empty: this neither blocks nor fails unless the client is gone.
     asio::write(socket_, asio::buffer(std::string_view("HTTP/1.1 100 Continue\r\n\r\n")), ignored);
   }
@@ -243,7 +249,7 @@ void Session::on_head(error_code error) {
 }
 
 void Session::read_body() {
-  if (parser_->is_done()) return work();
+  if (parser_->is_done()) return refusal_ ? respond(*std::exchange(refusal_, std::nullopt)) : work();
   reading_ = true;
   http::async_read_some(socket_, in_, *parser_,
                         [self = shared_from_this()](error_code error, size_t) { self->on_body(error); });
