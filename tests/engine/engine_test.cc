@@ -2,8 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <numeric>
@@ -252,6 +255,7 @@ class CutWire final : public Communicator {
 };
 
 TEST_F(EngineOfTwoRanks, AFailureEndsEverythingAndIsKept) {
+  ::setenv("TMPDIR", folder_.path().c_str(), 1);  // where the last steps go
   std::atomic<bool> cut{false};
   Hold hold;
   Engine engine(config_, {.progress = hold.hook()}, [&](const RankGrid& grid) {
@@ -276,6 +280,10 @@ TEST_F(EngineOfTwoRanks, AFailureEndsEverythingAndIsKept) {
   engine.cancel(one->id());
   engine.reset_prefix_cache();
   EXPECT_TRUE(engine.drain(0));
+  ::unsetenv("TMPDIR");
+  const bool kept = std::any_of(std::filesystem::directory_iterator(folder_.path()), std::filesystem::directory_iterator(),
+                                [](const auto& entry) { return entry.path().filename().string().starts_with("weft-flight-"); });
+  EXPECT_TRUE(kept) << "a failure keeps the steps before it";
 }
 
 TEST_F(EngineOfTwoRanks, ManyThreadsMaySubmitAndCancel) {
