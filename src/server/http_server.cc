@@ -125,7 +125,7 @@ class Session : public std::enable_shared_from_this<Session> {
   /// Sends what the answer has that is new. Called whenever there may be some.
   void advance();
   bool has_answer() const { return answer_ != nullptr; }
-  bool is_busy() const { return state_ != State::reading_head; }
+  bool is_busy() const { return state_ == State::reading_body || state_ == State::working; }
   void check_deadline(Clock::time_point now);
   void close();
 
