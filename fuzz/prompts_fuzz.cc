@@ -11,9 +11,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const auto prompts = weft::parse_prompts({reinterpret_cast<const char*>(data), size}, "fuzz");
     if (prompts.empty()) std::abort();
-    for (const weft::Prompt& prompt : prompts) {
-      const bool forced_enough = prompt.forced_ids.empty() || prompt.forced_ids.size() >= static_cast<size_t>(prompt.generate);
-      if (prompt.name.empty() || prompt.input_ids.empty() || prompt.generate < 0 || !forced_enough) std::abort();
+    for (const weft::Request& request : prompts) {
+      const bool forced = request.forced_ids.empty() || request.forced_ids.size() == static_cast<size_t>(request.max_tokens);
+      if (request.label.empty() || request.prompt.empty() || request.max_tokens < 0 || !forced) std::abort();
     }
   } catch (const weft::UserError&) {
   }

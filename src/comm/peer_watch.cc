@@ -226,6 +226,9 @@ void PeerWatch::read_all(Peer& peer) {
       take(peer, frame);
     } else if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) {
       return;
+    } else if (bytes < 0 && errno == ECONNRESET) {
+      // The peer is gone and had not read all. This is told once, before what it said last, which may be its farewell.
+      continue;
     } else {
       peer.left = true;
       lose(&peer, fmt::format("{} is gone: it ended without a word, killed or crashed", name_of(peer)));

@@ -1,9 +1,14 @@
 #include "engine/flight_recorder.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <system_error>
 
 namespace weft {
 namespace {
@@ -14,7 +19,14 @@ constexpr uint64_t kMostElements = uint64_t{1} << 36;
 
 class Writer {
  public:
-  explicit Writer(const std::filesystem::path& path) : path_(path), out_(path, std::ios::binary) {}
+  /// A flight holds prompts: only its owner may read it, and nobody's file is followed or overwritten.
+  explicit Writer(const std::filesystem::path& path) : path_(path) {
+    const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file < 0)
+      throw SystemError("cannot make the flight file {}: {}", path.string(), std::generic_category().message(errno));
+    ::close(file);
+    out_.open(path, std::ios::binary);
+  }
 
   template <typename T>
   void array(std::span<const T> values) {

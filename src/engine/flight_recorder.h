@@ -79,7 +79,7 @@ class FlightRecorder final : public StepRunner {
   FlightRecorder(const Options& options, StepRunner& runner);
 
   const StepResult& run(const StepPlan& plan) override;
-  /// Writes what is kept. Throws SystemError where the file cannot be written.
+  /// Writes what is kept to a new file, which only its owner may read. Throws SystemError where that cannot be done.
   void write(const std::filesystem::path& path) const;
   int64_t kept() const { return static_cast<int64_t>(count_); }
 

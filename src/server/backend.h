@@ -36,6 +36,7 @@ class Backend {
   virtual void cancel(uint64_t id) = 0;
   virtual bool drain(int64_t timeout_ms) = 0;
   virtual std::string failure() const = 0;
+  virtual void write_flight() = 0;
 };
 
 /// Answers with an engine, which it does not own.
@@ -49,6 +50,7 @@ class EngineBackend : public Backend {
   void cancel(uint64_t id) override { engine_.cancel(id); }
   bool drain(int64_t timeout_ms) override { return engine_.drain(timeout_ms); }
   std::string failure() const override { return engine_.failure(); }
+  void write_flight() override { engine_.write_flight(); }
 
  private:
   Engine& engine_;

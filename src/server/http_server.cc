@@ -90,6 +90,7 @@ struct HttpServer::Parts {
   void await_wake();
   void await_tick();
   void await_signal();
+  void await_flight_signal();
   void sweep();
   void begin_drain();
   void end_when_quiet() { last_words = Clock::now() + kLastWords; }
@@ -101,7 +102,7 @@ struct HttpServer::Parts {
   Wake& wake;
   asio::io_context io{1};
   tcp::acceptor acceptor{io};
-  asio::signal_set signals{io};
+  asio::signal_set signals{io}, flight_signal{io, SIGUSR2};
   asio::posix::stream_descriptor wake_descriptor;
   asio::steady_timer tick{io};
   std::unordered_map<Session*, std::shared_ptr<Session>> sessions;
@@ -623,6 +624,14 @@ void HttpServer::Parts::await_signal() {
   });
 }
 
+void HttpServer::Parts::await_flight_signal() {
+  flight_signal.async_wait([this](error_code error, int) {
+    if (error) return;
+    if (Backend* backend = service.backend(); backend != nullptr) backend->write_flight();
+    await_flight_signal();
+  });
+}
+
 void HttpServer::Parts::sweep() {
   const auto now = Clock::now();
   service.tick(now);
@@ -672,6 +681,7 @@ void HttpServer::run() {
   p.accept();
   p.await_wake();
   p.await_tick();
+  p.await_flight_signal();
   while (!p.io.stopped()) {
     try {
       p.io.run();

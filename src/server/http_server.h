@@ -35,6 +35,7 @@ class HttpServer {
 
   int port() const;
   /// Serves until it is drained or stopped, or the engine has failed. Call once, on the thread that shall be the io thread.
+  /// SIGUSR2 writes a flight: the last steps, for `weft replay`.
   void run();
 
   // Any thread.

@@ -73,6 +73,10 @@ const std::vector<Command>& commands() {
        .positional = "MODEL",
        .takes_engine_flags = true,
        .options = {{.name = "json", .value = "", .help = "As JSON."}}},
+      {.name = "replay",
+       .summary = "Run the steps of a flight file again, and find the first that gives something else.",
+       .positional = "FILE",
+       .options = {{.name = "quiet", .value = "", .help = "No line for each step."}}},
       {.name = "flags",
        .summary = "The engine flags.",
        .options = {{.name = "markdown", .value = "", .help = "As docs/flags.md."}}},
@@ -172,9 +176,12 @@ Invocation parse_command_line(const std::vector<std::string>& arguments, const E
     refuse_misspelt_variables(variables);
     out.engine = engine_config(given, environment);
     out.engine.model_dir = positional;
-  } else if (command->name == "help" && !positional.empty()) {
-    if (find_command(positional) == nullptr) refuse_command(positional);
+  } else if (command->name == "help") {
+    if (!positional.empty() && find_command(positional) == nullptr) refuse_command(positional);
     out.about = positional;
+  } else if (!command->positional.empty()) {
+    if (positional.empty()) throw UserError("weft {} needs a {}", command->name, command->positional);
+    out.file = positional;
   }
   return out;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -11,8 +12,9 @@ namespace weft {
 
 /// What the user asks `weft` to do.
 struct Invocation {
-  std::string command;     ///< generate, eval, inspect, flags, version or help
-  std::string about = {};  ///< help: of this command, "" for all
+  std::string command;              ///< one of those that `weft help` lists
+  std::string about = {};           ///< help: of this command, "" for all
+  std::filesystem::path file = {};  ///< replay: the flight
   EngineConfig engine = {};
   std::map<std::string, std::string> options = {};  ///< the command's own, by name; a switch that is given holds ""
   Engine::MakeRanks make_ranks = {};                ///< for the engine, where a run has several processes

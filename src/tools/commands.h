@@ -10,6 +10,7 @@ void run_generate(const Invocation& invocation);
 void run_eval(const Invocation& invocation);
 void run_serve(const Invocation& invocation);
 void run_inspect(const Invocation& invocation);
+void run_replay(const Invocation& invocation);
 
 /// "5,6,7" as token ids. Throws UserError.
 std::vector<int32_t> parse_token_ids(const std::string& text);

@@ -148,6 +148,24 @@ TEST(PeerWatch, AnEndInOrderIsNoLoss) {
   EXPECT_EQ(b.loss(), "");
 }
 
+TEST(PeerWatch, AnEndInOrderIsNoLossThoughBeatsWereNeverRead) {
+  for (int round = 0; round < 100; ++round) {
+    Ends ends(1);
+    News first, other;
+    auto a = std::make_unique<PeerWatch>(0, 2, list(std::move(ends.at_first)), first.handlers(), options());
+    PeerWatch::Options fast = options();
+    fast.beat_ms = 1;
+    PeerWatch b(1, 2, list(std::move(ends.at_other)), other.handlers(), fast);
+    b.leave(0, "");  // a reads no more of b, whose beats then lie in the socket when a ends
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    a->leave(0, "");
+    a.reset();
+    for (int i = 0; i < 6000 && !b.farewell(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    ASSERT_TRUE(b.farewell().has_value());
+    ASSERT_EQ(b.loss(), "");
+  }
+}
+
 TEST(PeerWatch, AnEndWithAnErrorIsALoss) {
   Ends ends(1);
   News first, other;

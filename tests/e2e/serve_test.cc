@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <thread>
 
 #include "e2e/served_model.h"
@@ -227,6 +228,28 @@ TEST(Serve, TwoInterruptsEndItAtOnceAndOneWhenNothingRuns) {
   ServedModel idle(WEFT_BINARY, kModel, kFlags);
   idle.signal(SIGINT);
   EXPECT_EQ(idle.wait(), 0);
+}
+
+TEST(Serve, Sigusr2WritesAFlightThatReplaysTheSame) {
+  ServedModel server(WEFT_BINARY, kModel, kFlags);
+  Client client = server.client();
+  const std::vector<int> answer = tokens(client.post("/v1/completions", request(prompt(1, 90), 20).dump()));
+  server.signal(SIGUSR2);
+  std::smatch said;
+  std::string log;
+  for (int i = 0; i < 600 && !std::regex_search(log, said, std::regex("are in (\\S+): weft replay")); ++i) {
+    std::this_thread::sleep_for(100ms);
+    log = server.log();
+  }
+  ASSERT_EQ(said.size(), 2u) << log;
+  EXPECT_EQ(tokens(client.post("/v1/completions", request(prompt(1, 90), 20).dump())), answer) << "it goes on";
+  const std::string path = said[1];
+  const Ran again = run("replay " + path);
+  EXPECT_EQ(again.status, 0) << again.output;
+  EXPECT_THAT(again.output, HasSubstr("steps gave the same"));
+  std::filesystem::remove(path);
+  EXPECT_EQ(run("replay " + path).status, 1);
+  EXPECT_EQ(run("replay").status, 2);
 }
 
 TEST(Serve, KeysAndNamesAreThoseOfItsFlags) {

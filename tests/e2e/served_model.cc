@@ -89,6 +89,22 @@ double ServedModel::metric(const std::string& name) const {
   return sum;
 }
 
+std::map<std::string, double> ServedModel::gauges() const {
+  std::map<std::string, double> out;
+  std::istringstream lines(client().get("/metrics").body);
+  std::string name;  // of the gauge whose lines follow
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("# TYPE ")) {
+      const size_t end = line.rfind(' ');
+      name = line.substr(end) == " gauge" ? line.substr(7, end - 7) : "";
+    } else if (!line.starts_with('#') && !name.empty()) {
+      const size_t end = line.rfind(' ');
+      out[line.substr(0, end)] = std::stod(line.substr(end));
+    }
+  }
+  return out;
+}
+
 bool ServedModel::becomes_quiet() const {
   for (int i = 0; i < 600; ++i) {
     if (metric("vllm:num_requests_running") + metric("vllm:num_requests_waiting") + metric("weft_kv_blocks_held") == 0 &&

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,8 @@ class ServedModel {
   std::string log() const;
   /// Of /metrics, the sum over all labels.
   double metric(const std::string& name) const;
+  /// Every gauge of /metrics, with its labels.
+  std::map<std::string, double> gauges() const;
   /// Waits until no request runs, no block is held and no other connection than this one's is open. False after a minute.
   bool becomes_quiet() const;
   int64_t resident_bytes() const;

@@ -31,6 +31,7 @@ class FakeBackend : public Backend {
   void cancel(uint64_t id) override;
   bool drain(int64_t timeout_ms) override;
   std::string failure() const override;
+  void write_flight() override { ++flights_; }
 
   /// One token for every choice that runs.
   void step();
@@ -40,6 +41,7 @@ class FakeBackend : public Backend {
   void set_pause(std::chrono::microseconds pause) { pause_us_ = pause.count(); }
   size_t running() const;
   int64_t cancelled() const { return cancelled_; }
+  int64_t flights() const { return flights_; }
   /// The last request submitted.
   Request last() const;
   /// What choice 0 of a prompt with this last token answers.
@@ -65,7 +67,7 @@ class FakeBackend : public Backend {
   uint64_t ids_ = 0;
   size_t bound_ = 1000000;
   bool draining_ = false, stop_ = false;
-  std::atomic<int64_t> cancelled_{0}, pause_us_{0};
+  std::atomic<int64_t> cancelled_{0}, pause_us_{0}, flights_{0};
   std::thread thread_;
 };
 
