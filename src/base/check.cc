@@ -5,6 +5,7 @@
 
 namespace weft::check_detail {
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param)
 Failure::Failure(const char* file, int line, std::string what) { text_ << file << ":" << line << ": " << what; }
 
 Failure::~Failure() {

@@ -30,7 +30,7 @@ void Processes::broadcast(int, std::span<const std::byte>) { refuse(); }
 int Processes::receive(std::vector<std::byte>&) { refuse(); }
 void Processes::abort(const std::string&) noexcept {}
 std::string Processes::loss() const { return ""; }
-void Processes::on_loss(std::function<void(const std::string&)>) {}
+void Processes::on_loss(std::function<void(const std::string&)> /*told*/) {}  // NOLINT(performance-unnecessary-value-param)
 void Processes::leave(int, const std::string&) {}
 std::optional<PeerWatch::Farewell> Processes::farewell() const { return std::nullopt; }
 

@@ -181,7 +181,7 @@ std::string rope_kind(const Fields& rope) {
     return "default";
   }
   const char* name = rope.has("rope_type") ? "rope_type" : "type";
-  const std::string kind = rope.choice(name, kAccepted);
+  std::string kind = rope.choice(name, kAccepted);
   if (rope.has("type") && rope.choice("type", kAccepted) != kind) rope.refuse("type", "the same as rope_type");
   return kind;
 }

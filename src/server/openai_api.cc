@@ -155,7 +155,8 @@ class BodyReader : public json::json_sax_t {
     return true;
   }
   bool whole_prompt(PromptInput prompt) {
-    prompts.assign(1, std::move(prompt));
+    prompts.clear();
+    prompts.push_back(std::move(prompt));
     return true;
   }
   PromptInput& list_entry() {

@@ -28,7 +28,7 @@ struct DetokenizerOptions {
 class Detokenizer {
  public:
   /// Throws UserError if a stop string is empty or not UTF-8.
-  Detokenizer(const Tokenizer& tokenizer, DetokenizerOptions options = {});
+  explicit Detokenizer(const Tokenizer& tokenizer, DetokenizerOptions options = {});
 
   /// The text that is certain now and was not before, possibly none. After a stop: none.
   std::string append(int32_t id);

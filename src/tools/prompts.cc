@@ -109,12 +109,12 @@ Request to_request(const Json& value, const Place& place) {
 }
 
 template <typename T>
-void add(SafetensorsWriter& out, std::string name, const std::vector<T>& values, std::vector<int64_t> shape) {
+void add(SafetensorsWriter& out, const std::string& name, const std::vector<T>& values, const std::vector<int64_t>& shape) {
   int64_t count = 1;
   for (const int64_t size : shape) count *= size;
   WEFT_CHECK_EQ(static_cast<int64_t>(values.size()), count) << name;
   if (count == 0) return;
-  out.add(std::move(name), dtype_of<T>::value, std::move(shape), std::as_bytes(std::span(values)));
+  out.add(name, dtype_of<T>::value, shape, std::as_bytes(std::span(values)));
 }
 
 }  // namespace
