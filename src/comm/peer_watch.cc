@@ -271,7 +271,8 @@ void PeerWatch::lose(const Peer* peer, const std::string& why) {
   // Said here and now: mpirun ends the other processes of a run soon after one has died. What process 0 has told already
   // need not be said twice.
   if (!farewell() && !left_) log::error("{}", why);
-  if (process_ == 0) send_failure(why, peer);
+  // Once process 0 leaves, its farewell says all.
+  if (process_ == 0 && !left_) send_failure(why, peer);
   set_deadline(1);
   handlers_.lost(why);
 }
