@@ -85,8 +85,8 @@ TEST_F(ServiceTest, WrongMethodsAndPathsAreToldInOpenAisShape) {
   EXPECT_EQ(service.answer(head("DELETE", "/v1/completions"))->status, 405);
   EXPECT_EQ(service.answer(head("OPTIONS", "/health"))->status, 204);
   EXPECT_EQ(service.answer(head("GET", "/nothing"))->status, 404);
-  for (const char* path : {"/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/score", "/tokenize",
-                           "/v1/load_lora_adapter", "/v1/audio/transcriptions"}) {
+  for (const char* path :
+       {"/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/score", "/v1/load_lora_adapter", "/v1/audio/transcriptions"}) {
     const auto missing = service.answer(head("POST", path));
     EXPECT_EQ(missing->status, 501) << path;
     EXPECT_THAT(json::parse(missing->body)["error"]["message"].get<std::string>(), HasSubstr(path));
