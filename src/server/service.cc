@@ -331,7 +331,9 @@ Service::Reply Service::complete(CompletionRequest request, Backend& backend, co
                         .model = request.model.empty() ? config_.model_names.front() : request.model,
                         .created = static_cast<int64_t>(std::time(nullptr))};
   const Tokenizer* tokenizer = tokenizer_.load(std::memory_order_acquire);
-  return {.now = {}, .later = std::make_unique<Completion>(std::move(request), backend, tokenizer, std::move(answer))};
+  // Made before the reply: GCC 12 destroys the members of an aggregate twice where one of them throws.
+  auto completion = std::make_unique<Completion>(std::move(request), backend, tokenizer, std::move(answer));
+  return {.now = {}, .later = std::move(completion)};
 }
 
 HttpResponse Service::tokenize(const std::string& body, Backend& backend) const {
