@@ -38,7 +38,7 @@ ResolvedConfig resolve_on_cpu(const ModelConfig& model, const EngineConfig& conf
 std::string fingerprint_of(const ModelConfig& model, const EngineConfig& config, const ResolvedConfig& resolved) {
   return fmt::format("{} {} layers {} seed {} {} kv {} scale {} W {} S {} B {}", config.model_dir.string(),
                      to_string(model.architecture), model.layers, config.seed, to_string(resolved.sizes.dtype),
-                     to_string(resolved.sizes.kv_dtype), config.kv_cache_scale, resolved.grid.dcp(),
+                     resolved.sizes.kv_dtype, config.kv_cache_scale, resolved.grid.dcp(),
                      resolved.grid.shard().interleave, resolved.shape.layout.block_tokens);
 }
 
@@ -164,7 +164,7 @@ Engine::Parts::Parts(const EngineConfig& config_in, Hooks hooks_in, const MakeRa
       to_string(model.architecture), counted(resolved.grid.tp(), "rank"), resolved.grid.dcp(), sizes.capacity.tokens,
       counted(sizes.capacity.blocks, "block"), resolved.shape.layout.virtual_tokens(), sizes.max_model_len,
       readable_bytes(sizes.weight_bytes), readable_bytes(sizes.workspace_bytes), readable_bytes(sizes.exchange_bytes),
-      readable_bytes(sizes.kv_bytes), to_string(sizes.dtype), to_string(sizes.kv_dtype),
+      readable_bytes(sizes.kv_bytes), to_string(sizes.dtype), sizes.kv_dtype,
       counted(team.threads_per_rank(), "thread"));
   thread = std::thread([this] { work(); });
   // A step that is running fails by itself; an engine that waits for requests would not notice.
