@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/config_text.h"
 #include "engine/engine.h"
 #include "support/checkpoint_writer.h"
 
@@ -127,6 +128,23 @@ TEST_F(Replay, ComputesKvAgainThatIsOlderThanTheFlight) {
   EXPECT_EQ(report.failure, "");
   EXPECT_EQ(report.steps, static_cast<int64_t>(flight.steps.size()));
   EXPECT_GT(report.rebuilt_tokens, 100);
+}
+
+TEST_F(Replay, HasThePoolOfTheEngineHoweverItWasSized) {
+  config_.num_gpu_blocks_override = 0;
+  fs::path first;
+  int64_t blocks = 0;
+  {
+    Engine engine(config_);
+    blocks = engine.sizes().capacity.blocks;
+    engine.run({request(10, 3)});
+    first = flight_of(engine);
+    engine.write_flight();  // nothing has run since: a name of its own
+    engine.write_flight();
+    engine.run({request(1, 1)});
+  }
+  EXPECT_EQ(config_from_text(Flight::read(first).config).num_gpu_blocks_override, blocks);
+  EXPECT_EQ(std::distance(fs::directory_iterator(flights_.path()), fs::directory_iterator()), 3);
 }
 
 TEST_F(Replay, AStepThatFailedThenIsRunToTheEnd) {
