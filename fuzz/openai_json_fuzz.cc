@@ -68,7 +68,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   // An answer of any bytes is JSON.
   weft::ChoiceOut choice;
   choice.text = body.substr(0, 1000);
-  choice.log_probs = {{.token = choice.text, .log_prob = -1.0f, .top = {{choice.text, -1.0f}}, .offset = 0}};
+  choice.log_probs = {{.token = choice.text, .bytes = {}, .log_prob = -1.0f, .top = {{choice.text, "", -1.0f}}, .offset = 0}};
   choice.reasoning = choice.text;
   const weft::CompletionHead head{.id = "i", .model = choice.text, .created = 1};
   require(nlohmann::json::accept(weft::completion_json(head, {&choice, 1}, nullptr)));

@@ -17,7 +17,6 @@ class ApiError : public UserError {
 
   int status;
   std::string param, code;
-  int retry_after_s = 0;  ///< 0: nothing is said about that
 };
 
 /// {"error": {"message", "type", "param", "code"}}.

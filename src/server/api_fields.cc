@@ -78,7 +78,7 @@ class BodyReader : public json::json_sax_t {
     // 406: a number that no double can hold; the library says so only here.
     const std::string what =
         error.id == 406 ? fmt::format("holds a number that is out of range: {}", as_quoted(token)) : "is not valid JSON";
-    throw ApiError(400, fmt::format("the request body {}, at byte {}{}", what, position, where), field_);
+    throw ApiError(400, fmt::format("the request body {}, at byte {}{}", what, position, where), field_.substr(0, kShownBytes));
   }
 
  private:

@@ -1,6 +1,8 @@
 #include "server/chat.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace weft {
 namespace {
@@ -15,23 +17,52 @@ std::string utf8(uint32_t code) {
           static_cast<char>(0x80 | (code & 0x3f))};
 }
 
-/// Calls edit(text) for every text below `value`.
-template <typename Edit>
-void each_text(ordered_json& value, const Edit& edit) {
-  if (value.is_string()) return edit(value.get_ref<std::string&>());
-  if (!value.is_structured()) return;
-  for (ordered_json& child : value) each_text(child, edit);
+/// Whether `text` is anywhere in a value, keys included.
+bool holds(const ordered_json& value, const std::string& text) {
+  if (value.is_string()) return value.get_ref<const std::string&>().find(text) != std::string::npos;
+  if (value.is_object()) {
+    for (const auto& [key, child] : value.items())
+      if (key.find(text) != std::string::npos || holds(child, text)) return true;
+    return false;
+  }
+  return value.is_array() &&
+         std::any_of(value.begin(), value.end(), [&](const ordered_json& child) { return holds(child, text); });
 }
 
-/// A mark that is nowhere in the messages.
-std::string unused_mark(ordered_json& messages) {
+/// A mark that is nowhere in the chat.
+std::string unused_mark(const ChatMessages& chat) {
   for (uint32_t code = kFirstMark; code <= kLastMark; ++code) {
     const std::string mark = utf8(code);
-    bool used = false;
-    each_text(messages, [&](const std::string& text) { used |= text.find(mark) != text.npos; });
-    if (!used) return mark;
+    if (!holds(chat.messages, mark) && !holds(chat.tools, mark) && !holds(chat.kwargs, mark)) return mark;
   }
   throw ApiError(400, "messages hold all of the characters U+FDD0 to U+FDEF, which are no text", "messages");
+}
+
+/// A value in which no text spells a special token, nor do texts of a list together.
+ordered_json broken(const ordered_json& value, const Tokenizer& tokenizer, const std::string& mark) {
+  if (value.is_string()) return tokenizer.break_special(value.get_ref<const std::string&>(), mark);
+  if (value.is_object()) {
+    ordered_json out = ordered_json::object();
+    for (const auto& [key, child] : value.items())
+      out.push_back({tokenizer.break_special(key, mark), broken(child, tokenizer, mark)});
+    return out;
+  }
+  if (!value.is_array()) return value;
+  ordered_json out = ordered_json::array();
+  for (const ordered_json& child : value) out.push_back(broken(child, tokenizer, mark));
+  return out;
+}
+
+/// A message likewise. Its role is a plain word. Templates may write the parts of a content one behind the other.
+ordered_json broken_message(const ordered_json& message, const Tokenizer& tokenizer, const std::string& mark) {
+  ordered_json out = broken(message, tokenizer, mark);
+  out["role"] = message["role"];
+  if (!out.contains("content") || !out["content"].is_array()) return out;
+  bool first = true;
+  for (ordered_json& part : out["content"]) {
+    if (!std::exchange(first, false)) part["text"] = mark + part["text"].get<std::string>();
+  }
+  return out;
 }
 
 }  // namespace
@@ -47,12 +78,10 @@ PromptInput chat_prompt(const ChatMessages& chat, const RenderChat& render, cons
   PromptInput out{.is_text = true, .text = {}, .ids = {}};
   ChatMessages marked = chat;
   if (tokenizer != nullptr) {
-    out.mark = unused_mark(marked.messages);
-    for (ordered_json& message : marked.messages) {
-      for (auto& [name, value] : message.items()) {
-        if (name != "role") each_text(value, [&](std::string& text) { text = tokenizer->break_special(text, out.mark); });
-      }
-    }
+    out.mark = unused_mark(chat);
+    for (ordered_json& message : marked.messages) message = broken_message(message, *tokenizer, out.mark);
+    marked.tools = broken(chat.tools, *tokenizer, out.mark);
+    for (auto& [name, value] : marked.kwargs.items()) value = broken(value, *tokenizer, out.mark);
   }
   try {
     out.text = render(marked);

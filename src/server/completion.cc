@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "text/utf8.h"
 
@@ -83,15 +84,19 @@ void Completion::tokenize() {
                                    "together is {}",
                                    bytes, tokenizer_->least_tokens(bytes), limit),
                        "prompt", "context_length_exceeded");
-      prompt.ids = tokenizer_->encode(input.text, {.add_special_tokens = request_.add_special_tokens, .mark = input.mark});
+      // Of a text that is too long in any case the rest is not read.
+      prompt.ids = tokenizer_->encode(input.text, {.add_special_tokens = request_.add_special_tokens,
+                                                   .mark = input.mark,
+                                                   .max_tokens = may_cut ? std::numeric_limits<int64_t>::max() : limit});
       if (request_.echo) prompt.text = std::move(input.text);
     } else {
       prompt.ids = std::move(input.ids);
     }
     input = {};
     const auto size = static_cast<int64_t>(prompt.ids.size());
-    const int64_t keep =
-        request_.truncate_prompt == -1 ? std::max<int64_t>(1, limit - request_.base.max_tokens) : request_.truncate_prompt;
+    const int64_t keep = request_.truncate_prompt == -1
+                             ? std::max<int64_t>(1, limit - (request_.max_tokens_given ? request_.base.max_tokens : 1))
+                             : request_.truncate_prompt;
     if (keep > 0 && size > keep) {
       prompt.ids.erase(prompt.ids.begin(), prompt.ids.end() - keep);
       prompt.text.clear();
@@ -123,6 +128,7 @@ void Completion::submit() {
   // All are checked before one is queued.
   std::vector<Request> requests;
   for (const Prompt& prompt : prompts_) requests.push_back(engine_request(prompt));
+  const StopTexts stops(request_.stops);
   for (size_t i = 0; i < prompts_.size(); ++i) {
     Prompt& prompt = prompts_[i];
     Engine::Submitted submitted;
@@ -148,7 +154,7 @@ void Completion::submit() {
       Choice& choice = prompt.choices.emplace_back(static_cast<int>(i) * request_.base.choices + c);
       if (tokenizer_ != nullptr)
         choice.text.emplace(*tokenizer_, DetokenizerOptions{.skip_special = request_.skip_special_tokens,
-                                                            .stops = request_.stops,
+                                                            .stops = stops,
                                                             .include_stop = request_.include_stop});
       if (request_.reasoning && tokenizer_ != nullptr) choice.thoughts.emplace(request_.reasoning_open);
     }
@@ -190,6 +196,13 @@ bool Completion::heavy() const {
       values += size * (std::max(request_.base.log_probs, request_.base.prompt_log_probs) + 2);
     values += fresh * (request_.base.log_probs + 2);
   }
+  // The end of an answer that is not streamed: all of it is written at once.
+  for (const ChoiceOut& choice : answer_) {
+    const auto size = static_cast<int64_t>((choice.log_probs ? choice.log_probs->size() : 0) +
+                                           (choice.prompt_log_probs ? choice.prompt_log_probs->size() : 0));
+    values += size * (std::max(request_.base.log_probs, request_.base.prompt_log_probs) + 2);
+    values += static_cast<int64_t>(choice.text.size() / 64);
+  }
   return values > kHeavyValues;
 }
 
@@ -202,6 +215,10 @@ std::string Completion::token_text(int32_t id) const {
   return out;
 }
 
+std::string Completion::token_bytes(int32_t id) const {
+  return tokenizer_ == nullptr || !request_.chat ? std::string() : std::string(tokenizer_->token_bytes(id));
+}
+
 int64_t Completion::characters(int32_t id) const {
   if (tokenizer_ == nullptr || (request_.skip_special_tokens && tokenizer_->is_special(id))) return 0;
   const std::string_view bytes = tokenizer_->token_bytes(id);
@@ -210,7 +227,8 @@ int64_t Completion::characters(int32_t id) const {
 
 TokenEntry Completion::entry(int32_t id, std::optional<float> log_prob, std::span<const int32_t> top_ids,
                              std::span<const float> top, Choice& choice) const {
-  TokenEntry out{.token = token_text(id), .log_prob = log_prob, .top = {}, .offset = choice.characters};
+  TokenEntry out{
+      .token = token_text(id), .bytes = token_bytes(id), .log_prob = log_prob, .top = {}, .offset = choice.characters};
   choice.characters += characters(id);
   if (!log_prob) return out;
   const size_t wanted = std::min(top_ids.size(), static_cast<size_t>(std::max(0, request_.base.log_probs)));
@@ -218,9 +236,10 @@ TokenEntry Completion::entry(int32_t id, std::optional<float> log_prob, std::spa
   for (size_t i = 0; i < wanted && top_ids[i] >= 0; ++i) {
     const bool itself = top_ids[i] == id;
     has_itself |= itself;
-    out.top.emplace_back(token_text(top_ids[i]), itself ? *log_prob : top[i]);
+    out.top.push_back(
+        {.token = token_text(top_ids[i]), .bytes = token_bytes(top_ids[i]), .log_prob = itself ? *log_prob : top[i]});
   }
-  if (!has_itself) out.top.emplace_back(out.token, *log_prob);
+  if (!has_itself && !request_.chat) out.top.push_back({.token = out.token, .bytes = out.bytes, .log_prob = *log_prob});
   return out;
 }
 
@@ -424,13 +443,13 @@ std::optional<Timings> Completion::timings() const {
 
 std::string Completion::next_events(std::vector<ChoiceOut> parts) {
   std::string out;
+  const Usage so_far = request_.continuous_usage && !parts.empty() ? usage() : Usage{};
+  const Usage* const shown = request_.continuous_usage ? &so_far : nullptr;
   for (ChoiceOut& part : parts) {
     ChoiceOut end;
     end.index = part.index;
     end.finish_reason = std::exchange(part.finish_reason, "");
     end.stop_reason = std::exchange(part.stop_reason, {});
-    const Usage so_far = request_.continuous_usage ? usage() : Usage{};
-    const Usage* const shown = request_.continuous_usage ? &so_far : nullptr;
     part.begins = request_.chat && !begun_[static_cast<size_t>(part.index)];
     begun_[static_cast<size_t>(part.index)] = true;
     if (part.begins || !part.text.empty() || part.reasoning || part.log_probs || part.token_ids || part.prompt_token_ids ||

@@ -82,6 +82,7 @@ class Completion {
   TokenEntry entry(int32_t id, std::optional<float> log_prob, std::span<const int32_t> top_ids, std::span<const float> top,
                    Choice& choice) const;
   std::string token_text(int32_t id) const;
+  std::string token_bytes(int32_t id) const;
   int64_t characters(int32_t id) const;
   std::string next_events(std::vector<ChoiceOut> parts);
   std::string whole();

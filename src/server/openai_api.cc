@@ -15,7 +15,10 @@ using json = nlohmann::json;
 using ordered_json = nlohmann::ordered_json;
 
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
-constexpr int64_t kDefaultTokens = 16;  // of completions; an answer in a chat may take all that fits
+constexpr int64_t kDefaultTokens = 16;           // of completions; an answer in a chat may take all that fits
+constexpr size_t kMaxListed = 1024;              // stop tokens, biases
+constexpr size_t kMaxSequences = 16384;          // prompts times answers
+constexpr size_t kMaxAllowed = size_t{1} << 22;  // allowed tokens of all prompts together
 constexpr int kMaxLogProbs = 20;
 constexpr size_t kMaxStopBytes = 1024, kMaxSaltBytes = 256, kMaxModelBytes = 512;
 constexpr size_t kMaxChatKeys = 1024;   // of an object in messages and tools
@@ -41,10 +44,14 @@ void read_sampling(BodyFields& fields, const ApiLimits& limits, SamplingParams& 
     if (allowed->empty()) refuse_field("allowed_token_ids", "a list of at least one token id, or null", "[]");
     out.allowed_tokens = *allowed;
   }
-  if (const auto seed = fields.integer("seed", std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()))
-    out.seed = static_cast<uint64_t>(*seed);
+  if (const auto seed = fields.take("seed")) {
+    if (!seed->is_number_integer()) refuse_field("seed", "a whole number of 64 bits", shown_value(*seed));
+    out.seed = seed->is_number_unsigned() ? seed->get<uint64_t>() : static_cast<uint64_t>(seed->get<int64_t>());
+  }
   if (const auto bias = fields.take("logit_bias")) {
     if (!bias->is_object()) refuse_field("logit_bias", "an object of token ids and numbers", shown_value(*bias));
+    if (bias->size() > kMaxListed)
+      refuse_field("logit_bias", fmt::format("at most {} tokens", kMaxListed), std::to_string(bias->size()));
     for (const auto& [key, value] : bias->items()) {
       int64_t id = -1;
       const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
@@ -70,6 +77,9 @@ void read_stops(BodyFields& fields, const ApiLimits& limits, CompletionRequest& 
     }
   }
   out.base.stop_tokens = fields.ids("stop_token_ids", limits.vocab).value_or(std::vector<int32_t>());
+  if (out.base.stop_tokens.size() > kMaxListed)
+    refuse_field("stop_token_ids", fmt::format("at most {} token ids", kMaxListed),
+                 std::to_string(out.base.stop_tokens.size()));
   out.include_stop = fields.flag("include_stop_str_in_output", false);
 }
 
@@ -113,6 +123,15 @@ void read_stream(BodyFields& fields, CompletionRequest& out) {
   };
   out.include_usage = inner_flag("include_usage");
   out.continuous_usage = inner_flag("continuous_usage_stats");
+}
+
+/// Templates write roles as they are, so nothing else may be in them.
+bool is_role(const json& role) {
+  if (!role.is_string()) return false;
+  const auto& word = role.get_ref<const std::string&>();
+  return !word.empty() && word.size() <= 64 && std::all_of(word.begin(), word.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+  });
 }
 
 /// A message's content: text, parts of text, or nothing.
@@ -198,8 +217,7 @@ ChatMessages read_messages(BodyFields& fields, std::string_view body) {
     const json& message = (*messages)[i];
     if (!message.is_object()) refuse_field(name, "an object with role and content", shown_value(message));
     const json role = message.value("role", json());
-    if (!role.is_string() || role.get_ref<const std::string&>().empty())
-      refuse_field(name + ".role", "a string", shown_value(role));
+    if (!is_role(role)) refuse_field(name + ".role", "a word of at most 64 letters, digits, - and _", shown_value(role));
     check_content(name + ".content", message.value("content", json()));
   }
   const auto tools = fields.take("tools");
@@ -233,6 +251,13 @@ CompletionRequest parse_completion(std::string_view body, const ApiLimits& limit
   read_answer(fields, limits, kDefaultTokens, out);
   out.base.log_probs = static_cast<int>(fields.integer("logprobs", 0, kMaxLogProbs).value_or(-1));
   out.add_special_tokens = fields.flag("add_special_tokens", true);
+  const size_t prompts = out.prompts.size(), sequences = prompts * static_cast<size_t>(out.base.choices);
+  if (sequences > kMaxSequences)
+    refuse_field("n", fmt::format("so that there are at most {} answers in all", kMaxSequences),
+                 fmt::format("{} for each of {} prompts", out.base.choices, prompts));
+  if (const size_t allowed = out.base.sampling.allowed_tokens.size(); allowed * prompts > kMaxAllowed)
+    refuse_field("allowed_token_ids", fmt::format("at most {} for {} prompts", kMaxAllowed / prompts, prompts),
+                 std::to_string(allowed));
   out.ignored = fields.left();
   return out;
 }
@@ -288,7 +313,7 @@ ordered_json log_probs_json(const std::vector<TokenEntry>& entries) {
     }
     // Several ids may have one spelling; the most probable stands for them.
     ordered_json top = ordered_json::object();
-    for (const auto& [token, value] : entry.top) {
+    for (const auto& [token, bytes, value] : entry.top) {
       const ordered_json number = log_prob_json(value);
       const auto it = top.find(token);
       if (it == top.end()) {
@@ -369,21 +394,21 @@ void add_end(ordered_json& out, const Usage* usage, const Timings* timings) {
   if (timings != nullptr) out["timings"] = timings_json(*timings);
 }
 
-ordered_json chat_token_json(const std::string& token, float log_prob) {
+ordered_json chat_token_json(const std::string& token, const std::string& raw, float log_prob) {
   ordered_json out;
   out["token"] = token;
   out["logprob"] = log_prob_json(log_prob);
   ordered_json& bytes = out["bytes"] = ordered_json::array();
-  for (const char c : token) bytes.push_back(static_cast<unsigned char>(c));
+  for (const char c : raw) bytes.push_back(static_cast<unsigned char>(c));
   return out;
 }
 
 ordered_json chat_log_probs_json(const std::vector<TokenEntry>& entries) {
   ordered_json list = ordered_json::array();
   for (const TokenEntry& entry : entries) {
-    ordered_json one = chat_token_json(entry.token, entry.log_prob.value_or(0));
+    ordered_json one = chat_token_json(entry.token, entry.bytes, entry.log_prob.value_or(0));
     ordered_json& top = one["top_logprobs"] = ordered_json::array();
-    for (const auto& [token, value] : entry.top) top.push_back(chat_token_json(token, value));
+    for (const TokenEntry::Top& other : entry.top) top.push_back(chat_token_json(other.token, other.bytes, other.log_prob));
     list.push_back(std::move(one));
   }
   ordered_json out;

@@ -64,10 +64,15 @@ ChatMessages parse_chat_messages(std::string_view body, const ApiLimits& limits)
 
 /// The log probabilities of one token as OpenAI's completions spell them.
 struct TokenEntry {
+  struct Top {
+    std::string token, bytes;
+    float log_prob = 0;
+  };
   std::string token;
-  std::optional<float> log_prob;                   ///< none: the first token of a prompt has no context
-  std::vector<std::pair<std::string, float>> top;  ///< the most probable ones, and the token itself
-  int64_t offset = 0;                              ///< characters of the text before it
+  std::string bytes = {};         ///< of a chat: those of the token itself, which may be a part of a character
+  std::optional<float> log_prob;  ///< none: the first token of a prompt has no context
+  std::vector<Top> top;           ///< the most probable ones, and of completions the token itself
+  int64_t offset = 0;             ///< characters of the text before it
 };
 
 /// The log probabilities of a prompt token by id, as vLLM's prompt_logprobs spells them.

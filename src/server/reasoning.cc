@@ -17,8 +17,8 @@ size_t begun(std::string_view text, std::string_view mark) {
 }  // namespace
 
 bool ReasoningSplitter::leaves_open(std::string_view prompt) {
-  const size_t open = prompt.rfind(kOpen), close = prompt.rfind(kClose);
-  return open != prompt.npos && (close == prompt.npos || close < open);
+  const size_t end = prompt.find_last_not_of(" \t\r\n");
+  return end != prompt.npos && prompt.substr(0, end + 1).ends_with(kOpen);
 }
 
 ReasoningSplitter::Piece ReasoningSplitter::add(std::string_view text) {

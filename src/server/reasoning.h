@@ -21,7 +21,7 @@ class ReasoningSplitter {
   /// The end of the answer: what was kept back.
   Piece finish();
 
-  /// Whether the last <think> of a prompt is still open.
+  /// Whether a prompt ends with <think>, so that the answer begins within.
   static bool leaves_open(std::string_view prompt);
 
  private:

@@ -17,8 +17,9 @@ namespace {
 
 using ordered_json = nlohmann::ordered_json;
 
-constexpr std::string_view kBearer = "Bearer ";
+constexpr std::string_view kBearer = "bearer ";  // in any case
 constexpr int kMaxRetryAfter = 60;
+constexpr size_t kMostTokenTexts = size_t{1} << 20;
 
 enum class Access : uint8_t { open, key, admin };
 
@@ -86,6 +87,15 @@ uint64_t random_base() {
   return uint64_t{device()} << 32 | device();
 }
 
+/// Names that a client made up, for the log.
+std::string quoted_names(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 20;
+  std::vector<std::string> quoted;
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) quoted.push_back(as_quoted(names[i]));
+  return fmt::format("{}{}", fmt::join(quoted, ", "),
+                     names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : "");
+}
+
 /// A header value of the client's that may go into a header of ours.
 bool is_plain(std::string_view text) {
   return text.size() <= 1024 && std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
@@ -148,7 +158,10 @@ bool Service::authorized(const HttpHead& head) const {
                                                                             : route->access;
   if (access == Access::open || (access == Access::key && config_.api_keys.empty())) return true;
   std::string_view given = head.authorization;
-  given.remove_prefix(given.starts_with(kBearer) ? kBearer.size() : given.size());
+  const bool bearer = given.size() >= kBearer.size() &&
+                      std::equal(kBearer.begin(), kBearer.end(), given.begin(),
+                                 [](char a, char b) { return a == (b >= 'A' && b <= 'Z' ? b + ('a' - 'A') : b); });
+  given.remove_prefix(bearer ? kBearer.size() : given.size());
   bool known = false;
   for (const std::string& key : config_.admin_keys) known |= same_secret(given, key);
   if (access == Access::key)
@@ -326,7 +339,7 @@ void Service::require_known(const std::string& model) const {
 }
 
 Service::Reply Service::complete(CompletionRequest request, Backend& backend, const char* id_prefix) {
-  if (!request.ignored.empty()) log::debug("fields ignored: {}", fmt::join(request.ignored, ", "));
+  if (!request.ignored.empty()) log::debug("fields ignored: {}", quoted_names(request.ignored));
   CompletionHead answer{.id = next_id(id_prefix),
                         .model = request.model.empty() ? config_.model_names.front() : request.model,
                         .created = static_cast<int64_t>(std::time(nullptr))};
@@ -345,6 +358,9 @@ HttpResponse Service::tokenize(const std::string& body, Backend& backend) const 
                                           : PromptInput{.is_text = true, .text = *request.prompt, .ids = {}};
   const std::vector<int32_t> ids = tokenizer->encode(
       prompt.text, {.add_special_tokens = request.add_special_tokens.value_or(!request.chat.has_value()), .mark = prompt.mark});
+  if (request.return_token_strs && ids.size() > kMostTokenTexts)
+    throw ApiError(400, fmt::format("return_token_strs is for at most {} tokens: the text has {}", kMostTokenTexts, ids.size()),
+                   "return_token_strs");
   std::vector<std::string> texts;
   if (request.return_token_strs)
     for (const int32_t id : ids) texts.push_back(tokenizer->decode({&id, 1}, false));

@@ -210,10 +210,10 @@ std::string help_text(const std::string& name) {
   if (!command->positional.empty()) usage += " " + command->positional;
   for (const Option& option : command->options) {
     const std::string text = "--" + option.name + (option.value.empty() ? "" : " " + option.value);
-    usage += option.required ? " " + text : " [" + text + "]";
+    if (option.required) usage += " " + text;
     options += fmt::format("  {:34}{}\n", text, option.help);
   }
-  if (command->takes_engine_flags) usage += " [engine flags]";
+  if (command->takes_engine_flags || !command->options.empty()) usage += " [flags]";
   std::string out = usage + "\n" + command->summary + "\n";
   if (!options.empty()) out += "\n" + options;
   return command->takes_engine_flags ? out + "\nEngine flags, as: values. [default] (environment variable)\n" + flags_help()

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -173,9 +174,10 @@ void run_serve(const Invocation& invocation) {
       server.drain_on_signals();  // Until here a signal simply ends the process.
       service.open(*backend, tokenizer.get());
       log::info("{}", banner(backend->info(), tokenizer != nullptr));
-      log::info("ready after {:.1f} s{}", std::chrono::duration<double>(Clock::now() - began).count(),
+      log::info("process {} is ready after {:.1f} s{}", ::getpid(), std::chrono::duration<double>(Clock::now() - began).count(),
                 service.needs_key() ? "" : "; no --api-key: everybody who reaches the port may use it");
-      std::printf("weft serves at http://%s:%d\n", http.host.c_str(), server.port());
+      const bool is_v6 = http.host.find(':') != std::string::npos;
+      std::printf("weft serves at http://%s:%d\n", (is_v6 ? "[" + http.host + "]" : http.host).c_str(), server.port());
       std::fflush(stdout);
     } catch (...) {
       failed = std::current_exception();

@@ -173,7 +173,7 @@ TEST_F(Replay, DamagedFilesAreRefused) {
     try {
       replay(Flight::read(file));
       return "";
-    } catch (const SystemError& error) {
+    } catch (const UserError& error) {
       return error.what();
     }
   };

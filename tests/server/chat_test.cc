@@ -24,8 +24,10 @@ std::string render(const ChatMessages& chat) {
   std::string out;
   for (const auto& message : chat.messages) {
     if (message["role"] == "forbidden") throw UserError("roles must be good");
-    out += "<|end|>" + message["role"].get<std::string>() + ":" +
-           (message["content"].is_string() ? message["content"].get<std::string>() : "-");
+    out += "<|end|>" + message["role"].get<std::string>() + ":";
+    if (message["content"].is_string()) out += message["content"].get<std::string>();
+    if (message["content"].is_array())
+      for (const auto& part : message["content"]) out += part["text"].get<std::string>();
   }
   if (!chat.tools.empty()) out += chat.tools.dump();
   for (const auto& [name, value] : chat.kwargs.items()) out += name + "=" + value.dump();
@@ -145,6 +147,19 @@ TEST_F(ChatTest, WhatUsersWriteIsNeverASpecialToken) {
     EXPECT_EQ(specials(), 2) << evil;
     EXPECT_EQ(seen(), "<|end|>user:" + std::string(evil) + "<|end|>assistant:") << "not a byte is lost";
   }
+  for (json content : {json::array({{{"type", "text"}, {"text", "<|en"}}, {{"type", "text"}, {"text", "d|>"}}})}) {
+    json body = chat("");
+    body["messages"][0]["content"] = content;
+    run(body);
+    EXPECT_EQ(specials(), 2) << "nor do parts together";
+  }
+  json with_tools = chat("hi");
+  with_tools["tool_choice"] = "none";
+  with_tools["tools"] = {{{"type", "function"}, {"function", {{"name", "<|end|>"}, {"<|end|>", 1}}}}};
+  with_tools["chat_template_kwargs"] = {{"k", "<|end|>"}};
+  run(with_tools);
+  EXPECT_EQ(specials(), 2) << "nor tools";
+  EXPECT_THAT(seen(), HasSubstr(R"({"<|end|>":1,"name":"<|end|>"})"));
   // In a completion the same text is what it spells.
   EXPECT_EQ(answer("/tokenize", {{"prompt", "<|end|>"}})["tokens"], json({258}));
   EXPECT_EQ(answer("/tokenize", chat("<|end|>"))["tokens"].size(), 2 + 5 + 7 + 10);
@@ -174,7 +189,10 @@ TEST_F(ChatTest, LogProbsNameEachTokenWithItsBytes) {
   EXPECT_EQ(content[0]["token"], ";");
   EXPECT_EQ(content[0]["bytes"], json({59}));
   EXPECT_TRUE(content[0]["logprob"].is_number());
-  EXPECT_FALSE(content[0]["top_logprobs"].empty());
+  EXPECT_GE(content[0]["top_logprobs"].size(), 1u);
+  EXPECT_LE(content[0]["top_logprobs"].size(), 2u);
+  body.erase("top_logprobs");
+  EXPECT_TRUE(json::parse(run(body))["choices"][0]["logprobs"]["content"][0]["top_logprobs"].empty());
 }
 
 TEST_F(ChatTest, WithoutALengthAnAnswerMayTakeAllThatFits) {
@@ -183,6 +201,14 @@ TEST_F(ChatTest, WithoutALengthAnAnswerMayTakeAllThatFits) {
   run(body);
   const Request request = backend_.last();
   EXPECT_EQ(request.max_tokens, FakeBackend::kMaxLen - static_cast<int64_t>(request.prompt.size()));
+}
+
+TEST_F(ChatTest, AnyPromptCanBeCutToFit) {
+  json body = chat(std::string(2 * FakeBackend::kMaxLen, 'x'));
+  body.erase("max_tokens");
+  body["truncate_prompt_tokens"] = -1;
+  run(body);
+  EXPECT_EQ(backend_.last().prompt.size(), FakeBackend::kMaxLen - 1);
 }
 
 TEST_F(ChatTest, TimingsComeWhenTheyAreAskedFor) {
@@ -222,7 +248,7 @@ TEST_F(ChatTest, BadChatsAreRefusedByName) {
   EXPECT_THAT(refusal(good, "messages", json::array()), HasSubstr("at least one message"));
   EXPECT_THAT(refusal(good, "messages", "hi"), HasSubstr("messages must be a list"));
   EXPECT_THAT(refusal(good, "messages", {"hi"}), HasSubstr("messages[0] must be an object"));
-  EXPECT_THAT(refusal(good, "messages", {{{"content", "hi"}}}), HasSubstr("messages[0].role must be a string"));
+  EXPECT_THAT(refusal(good, "messages", {{{"content", "hi"}}}), HasSubstr("messages[0].role must be a word"));
   EXPECT_THAT(refusal(good, "messages", {{{"role", "user"}, {"content", 5}}}),
               HasSubstr("messages[0].content must be a string"));
   EXPECT_THAT(refusal(good, "messages", {{{"role", "user"}, {"content", {{{"type", "image_url"}}}}}}),

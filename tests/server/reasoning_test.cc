@@ -62,6 +62,8 @@ TEST(Reasoning, KnowsWhetherAPromptLeavesItOpen) {
   EXPECT_TRUE(ReasoningSplitter::leaves_open("hello<think>\n"));
   EXPECT_FALSE(ReasoningSplitter::leaves_open("<think>a</think>"));
   EXPECT_TRUE(ReasoningSplitter::leaves_open("<think>a</think>b<think>"));
+  EXPECT_FALSE(ReasoningSplitter::leaves_open("user: what is <think>? assistant:"));
+  EXPECT_FALSE(ReasoningSplitter::leaves_open(" \n"));
 }
 
 }  // namespace

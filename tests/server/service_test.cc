@@ -56,8 +56,7 @@ TEST_F(ServiceTest, EverythingButHealthNeedsTheKey) {
   service.open(backend_, nullptr);
   for (const char* path : {"/v1/models", "//v1/models", "/V1/models", "/v1/models/", "/v1/completions", "/metrics", "/version",
                            "/v1/load", "/server_info", "/nothing", "/v1/chat/completions", "/health/", "/HEALTH", ""}) {
-    for (const char* key :
-         {"", "first", "Bearer", "Bearer ", "Bearer firs", "Bearer firstx", "Bearer First", "bearer first", "Basic first"}) {
+    for (const char* key : {"", "first", "Bearer", "Bearer ", "Bearer firs", "Bearer firstx", "Bearer First", "Basic first"}) {
       for (const char* method : {"GET", "POST", "HEAD", "OPTIONS", "PUT"}) {
         const auto answer = service.answer(head(method, path, key));
         ASSERT_TRUE(answer) << method << path << key;
@@ -69,10 +68,21 @@ TEST_F(ServiceTest, EverythingButHealthNeedsTheKey) {
   EXPECT_EQ(service.answer(head("GET", "/health"))->status, 200);
   EXPECT_EQ(service.answer(head("GET", "/ready"))->status, 200);
   EXPECT_EQ(service.answer(head("GET", "/v1/models", "Bearer second"))->status, 200);
+  EXPECT_EQ(service.answer(head("GET", "/v1/models", "bEARER second"))->status, 200) << "schemes are of any case";
   EXPECT_EQ(service.answer(head("GET", "//v1/models", "Bearer second"))->status, 404);
   with_keys.open_metrics = true;
   Service open(with_keys);
   EXPECT_EQ(open.answer(head("GET", "/metrics"))->status, 200);
+}
+
+TEST_F(ServiceTest, EveryRouteIsCountedByItsName) {
+  for (const char* path : {"/health", "/ready", "/v1/models", "/v1/models/x", "/v1/completions", "/v1/chat/completions",
+                           "/tokenize", "/detokenize", "/apply-template", "/reset_prefix_cache", "/metrics", "/version",
+                           "/v1/load", "/load", "/server_info", "/get_server_info"}) {
+    const auto& routes = HttpMetrics::kRoutes;
+    EXPECT_NE(std::find(routes.begin(), routes.end(), Service::route(path)), routes.end()) << path;
+    EXPECT_NE(Service::route(path), "other") << path;
+  }
 }
 
 TEST_F(ServiceTest, WrongMethodsAndPathsAreToldInOpenAisShape) {
