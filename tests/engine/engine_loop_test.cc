@@ -476,9 +476,9 @@ TEST(EngineLoop, APromptIsFoundWhileItsSequenceStillRuns) {
 
 TEST(EngineLoop, AWaitingPromptIsTriedAgainOnceItsPrefixIsThere) {
   // Blocks of 4 tokens. The first takes 10 of 16 blocks and 5 more as it grows; the second needs 12, of which it shares 10.
-  Harness h({.ranks = 1, .blocks = 16, .tokens = 40});
+  Harness h({.ranks = 1, .blocks = 16, .max_model_len = 64, .tokens = 60});
   const auto first = h.submit({.prompt = counting(0, 40), .max_tokens = 20, .ignore_eos = true});
-  const auto second = h.submit({.prompt = counting(0, 46), .max_tokens = 1, .ignore_eos = true});
+  const auto second = h.submit({.prompt = counting(0, 46), .max_tokens = 5, .ignore_eos = true});
   h.step();
   EXPECT_EQ(h.loop->running(), 1);
   h.step();
