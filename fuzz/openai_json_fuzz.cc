@@ -1,4 +1,4 @@
-// Any bytes as the body of POST /v1/completions: a request that keeps its contract, or an ApiError of status 400 whose JSON is
+// Any bytes as the body of a POST: a request that keeps its contract, or an ApiError of status 400 whose JSON is
 // valid.
 
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "server/openai_api.h"
+#include "server/token_api.h"
 
 namespace {
 
@@ -19,7 +19,7 @@ void require(bool holds) {
 void require_id(int32_t id) { require(id >= 0 && id < kVocab); }
 
 void check(const weft::CompletionRequest& request) {
-  require(!request.prompts.empty());
+  require(request.chat || !request.prompts.empty());
   for (const weft::PromptInput& prompt : request.prompts)
     for (const int32_t id : prompt.ids) require_id(id);
   const weft::Request& base = request.base;
@@ -39,21 +39,40 @@ void check(const weft::CompletionRequest& request) {
   for (const std::string& stop : request.stops) require(!stop.empty());
 }
 
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const std::string_view body(reinterpret_cast<const char*>(data), size);
+/// Runs a reader of bodies, which may refuse them.
+template <typename Read>
+void attempt(Read read) {
   try {
-    check(weft::parse_completion(body, {.vocab = kVocab}));
+    read();
   } catch (const weft::ApiError& error) {
     require(error.status == 400);
     require(nlohmann::json::parse(weft::error_json(error)).at("error").at("message").is_string());
   }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view body(reinterpret_cast<const char*>(data), size);
+  const weft::ApiLimits limits{.vocab = kVocab};
+  attempt([&] { check(weft::parse_completion(body, limits)); });
+  attempt([&] {
+    const weft::ChatRequest chat = weft::parse_chat(body, limits);
+    require(chat.chat.messages.is_array() && !chat.chat.messages.empty());
+    check(chat.answer);
+  });
+  attempt([&] { weft::parse_tokenize(body, limits); });
+  attempt([&] {
+    for (const int32_t id : weft::parse_detokenize(body, limits).tokens) require_id(id);
+  });
   // An answer of any bytes is JSON.
   weft::ChoiceOut choice;
   choice.text = body.substr(0, 1000);
-  choice.log_probs = {{.token = choice.text, .log_prob = -1.0f, .top = {{choice.text, -1.0f}}, .offset = 0}};
-  require(
-      nlohmann::json::accept(weft::completion_json({.id = "i", .model = choice.text, .created = 1}, {&choice, 1}, nullptr)));
+  choice.log_probs = {{.token = choice.text, .bytes = {}, .log_prob = -1.0f, .top = {{choice.text, "", -1.0f}}, .offset = 0}};
+  choice.reasoning = choice.text;
+  const weft::CompletionHead head{.id = "i", .model = choice.text, .created = 1};
+  require(nlohmann::json::accept(weft::completion_json(head, {&choice, 1}, nullptr)));
+  require(nlohmann::json::accept(weft::chat_json(head, {&choice, 1}, nullptr)));
+  require(nlohmann::json::accept(weft::chat_chunk_json(head, {&choice, 1}, nullptr)));
   return 0;
 }

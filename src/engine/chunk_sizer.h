@@ -20,7 +20,8 @@ class ChunkSizer {
     if (target_us_ == 0) return max_rows_;
     const std::optional<double> row_us = row_beside_us_ ? row_beside_us_ : row_alone_us_;
     if (!row_us) return min_rows_;
-    const double left = std::max(target_us_ - decodes_us_.value_or(0), 0.0);
+    const double left = target_us_ - decodes_us_.value_or(0);
+    if (left <= 0) return min_rows_;
     if (left >= *row_us * static_cast<double>(max_rows_)) return max_rows_;
     return std::max(min_rows_, static_cast<int64_t>(left / *row_us));
   }
@@ -29,9 +30,11 @@ class ChunkSizer {
     const auto us = static_cast<double>(step_us), rows = static_cast<double>(prefill_rows);
     if (prefill_rows == 0) {
       learn(decodes_us_, us);
+    } else if (decodes && us <= decodes_us_.value_or(0)) {
+      learn(decodes_us_, us);  // There are fewer of them than there were.
     } else if (decodes) {
       // Where no step of decodes alone was seen yet, all is put down to the prefill: chunks are then rather too small.
-      learn(row_beside_us_, std::max(us - decodes_us_.value_or(0), 0.0) / rows);
+      learn(row_beside_us_, (us - decodes_us_.value_or(0)) / rows);
     } else {
       learn(row_alone_us_, us / rows);
     }

@@ -38,8 +38,8 @@ ResolvedConfig resolve_on_cpu(const ModelConfig& model, const EngineConfig& conf
 std::string fingerprint_of(const ModelConfig& model, const EngineConfig& config, const ResolvedConfig& resolved) {
   return fmt::format("{} {} layers {} seed {} {} kv {} scale {} W {} S {} B {}", config.model_dir.string(),
                      to_string(model.architecture), model.layers, config.seed, to_string(resolved.sizes.dtype),
-                     to_string(resolved.sizes.kv_dtype), config.kv_cache_scale, resolved.grid.dcp(),
-                     resolved.grid.shard().interleave, resolved.shape.layout.block_tokens);
+                     resolved.sizes.kv_dtype, config.kv_cache_scale, resolved.grid.dcp(), resolved.grid.shard().interleave,
+                     resolved.shape.layout.block_tokens);
 }
 
 /// Keys the prefix hash: whoever sends prompts cannot make two of them collide.
@@ -71,12 +71,15 @@ EngineLoop::Options loop_options(const ModelConfig& model, const EngineConfig& c
 FlightRecorder::Options recorder_options(const EngineConfig& config, const ResolvedConfig& resolved) {
   // 256 steps of 256 decoding sequences on four context ranks take 6 MiB; of long prompts fewer steps are kept.
   constexpr size_t kBytes = size_t{16} << 20;
+  // A replay has the same pool, however much memory is free then.
+  EngineConfig fixed = config;
+  fixed.num_gpu_blocks_override = resolved.sizes.capacity.blocks;
   return {.sizes = {.virtual_tokens = resolved.shape.layout.virtual_tokens(),
                     .blocks = resolved.sizes.capacity.blocks,
                     .sequences = resolved.limits.sequences,
                     .blocks_per_sequence = resolved.limits.blocks_per_sequence},
           .bytes = kBytes,
-          .config = to_text(config)};
+          .config = to_text(fixed)};
 }
 
 std::string counted(int64_t n, const char* noun) { return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s"); }
@@ -133,13 +136,14 @@ struct Engine::Parts {
   std::atomic<uint64_t> next_id{1};
 
   mutable std::mutex mutex;       ///< guards the four below
-  std::condition_variable ended;  ///< open_requests became 0
+  std::condition_variable ended;  ///< open_requests became 0, or the engine has failed
   bool draining = false;
   std::string failure;
   int64_t queued_requests = 0, queued_tokens = 0, open_requests = 0;
 
   std::atomic<uint32_t> progress{0};  ///< changes whenever a stream may have
   std::vector<Open> open;             ///< engine thread only
+  bool cancels_all = false;           ///< engine thread only: the drain is over
   std::vector<int64_t> shares;        ///< scratch of the shares hook
   std::thread thread;
 };
@@ -154,7 +158,8 @@ Engine::Parts::Parts(const EngineConfig& config_in, Hooks hooks_in, const MakeRa
       team(model, config, resolved, make_ranks ? make_ranks(resolved.grid) : thread_ranks(resolved.grid)),
       recorder(recorder_options(config, resolved), team),
       loop(options, builder, recorder, metrics),
-      inbox(2 * static_cast<size_t>(config.max_queued_requests) + 64),
+      // All that can be open may be added and cancelled between two steps, and nobody waits.
+      inbox(2 * static_cast<size_t>(config.max_queued_requests + resolved.limits.sequences) + 64),
       shares(static_cast<size_t>(resolved.grid.dcp())) {
   open.reserve(inbox.capacity() + static_cast<size_t>(resolved.limits.sequences));
   const EngineSizes& sizes = resolved.sizes;
@@ -164,8 +169,7 @@ Engine::Parts::Parts(const EngineConfig& config_in, Hooks hooks_in, const MakeRa
       to_string(model.architecture), counted(resolved.grid.tp(), "rank"), resolved.grid.dcp(), sizes.capacity.tokens,
       counted(sizes.capacity.blocks, "block"), resolved.shape.layout.virtual_tokens(), sizes.max_model_len,
       readable_bytes(sizes.weight_bytes), readable_bytes(sizes.workspace_bytes), readable_bytes(sizes.exchange_bytes),
-      readable_bytes(sizes.kv_bytes), to_string(sizes.dtype), to_string(sizes.kv_dtype),
-      counted(team.threads_per_rank(), "thread"));
+      readable_bytes(sizes.kv_bytes), to_string(sizes.dtype), sizes.kv_dtype, counted(team.threads_per_rank(), "thread"));
   thread = std::thread([this] { work(); });
   // A step that is running fails by itself; an engine that waits for requests would not notice.
   team.on_loss([this](const std::string& why) {
@@ -234,14 +238,18 @@ void Engine::Parts::carry_out(Command command) {
   switch (command.kind) {
     case Command::Kind::add:
       for (New& one : command.added) {
+        const uint64_t id = one.stream->id();
         open.push_back({.stream = std::move(one.stream), .queued = one.counted});
         loop.add(std::move(one.submission), now());
+        if (cancels_all) loop.cancel(id, now());
       }
       break;
     case Command::Kind::cancel:
       loop.cancel(command.id, now());
       break;
     case Command::Kind::cancel_all:
+      // Also those that took their place before the drain and come after it.
+      cancels_all = true;
       for (const Open& one : open) loop.cancel(one.stream->id(), now());
       break;
     case Command::Kind::reset_prefix_cache:
@@ -297,9 +305,11 @@ void Engine::Parts::look_after_open() {
 }
 
 void Engine::Parts::write_flight() const {
-  const std::filesystem::path path =
-      std::filesystem::temp_directory_path() / fmt::format("weft-flight-{}-{}", ::getpid(), metrics.steps.value());
+  const std::filesystem::path folder = std::filesystem::temp_directory_path();
+  const std::string name = fmt::format("weft-flight-{}-{}", ::getpid(), metrics.steps.value());
   try {
+    std::filesystem::path path = folder / name;
+    for (int more = 2; std::filesystem::exists(path); ++more) path = folder / fmt::format("{}-{}", name, more);
     recorder.write(path);
     log::info("the last {} are in {}: weft replay runs them again", counted(recorder.kept(), "step"), path.string());
   } catch (const std::exception& error) {
@@ -314,6 +324,7 @@ void Engine::Parts::fail(const std::string& why) {
   {
     const std::lock_guard lock(mutex);
     failure = why.empty() ? "unknown error" : why;
+    ended.notify_all();
   }
   inbox.close();
   loop.fail_all(why, now());

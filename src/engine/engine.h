@@ -18,15 +18,16 @@ struct LocalRanks;
 
 /// Sizes of a started engine, the same that `inspect` computes without starting one.
 struct EngineSizes {
-  int64_t weight_bytes = 0;                           ///< per rank, the largest rank
-  int64_t workspace_bytes = 0;                        ///< per rank
-  int64_t exchange_bytes = 0;                         ///< per rank
-  int64_t kv_bytes = 0;                               ///< per rank: blocks * block bytes
-  double kv_bytes_per_token = 0;                      ///< per rank: of one token of a sequence
-  KvCapacity capacity;                                ///< of the KV memory
-  int64_t max_model_len = 0;                          ///< longest request, prompt and answer together; at most capacity.tokens
-  int64_t max_num_seqs = 0;                           ///< sequences that run at once
-  DType dtype = DType::bf16, kv_dtype = DType::bf16;  ///< resolved
+  int64_t weight_bytes = 0;       ///< per rank, the largest rank
+  int64_t workspace_bytes = 0;    ///< per rank
+  int64_t exchange_bytes = 0;     ///< per rank
+  int64_t kv_bytes = 0;           ///< per rank: blocks * block bytes
+  double kv_bytes_per_token = 0;  ///< per rank: of one token of a sequence
+  KvCapacity capacity;            ///< of the KV memory
+  int64_t max_model_len = 0;      ///< longest request, prompt and answer together; at most capacity.tokens
+  int64_t max_num_seqs = 0;       ///< sequences that run at once
+  DType dtype = DType::bf16;      ///< resolved
+  std::string kv_dtype;           ///< of the KV cache: bfloat16, float32, fp8_e4m3 or fp8_ds_mla
 };
 
 /// Everything that follows from model and flags before anything is allocated. Throws UserError for an impossible combination.

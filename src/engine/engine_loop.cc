@@ -323,6 +323,11 @@ void EngineLoop::Parts::end_of_pending(Sequence& sequence, size_t row, const Ste
 
   submission.stream->edit_times().first_token = now_us;
   metrics.time_to_first_token.observe(seconds(submission.stream->times().submitted, now_us));
+  for (Sequence& choice : submission.sequences) {
+    if (choice.choice == 0) continue;
+    choice.tokens.assign(sequence.tokens.begin(), sequence.tokens.end());
+    choice.penalties.assign(sequence.penalties.begin(), sequence.penalties.end());
+  }
   for (size_t k = 0; k < submission.sequences.size(); ++k)
     take_token(submission.sequences[k], row + k, result, top_width, now_us);
   for (size_t k = submission.sequences.size(); k-- > 0;)

@@ -48,19 +48,19 @@ class Writer {
 class Reader {
  public:
   explicit Reader(const std::filesystem::path& path) : path_(path), in_(path, std::ios::binary) {
-    if (!in_) throw SystemError("cannot open the flight file {}", path.string());
+    if (!in_) throw UserError("cannot open the flight file {}", path.string());
     std::error_code error;
     bytes_ = std::filesystem::file_size(path, error);
     std::array<char, kMagic.size()> magic{};
     raw(magic.data(), magic.size());
-    if (magic != kMagic) throw SystemError("not a flight file of this version: {}", path_.string());
+    if (magic != kMagic) throw UserError("not a flight file of this version: {}", path_.string());
   }
 
   template <typename T>
   std::vector<T> array() {
     const uint64_t count = number();
     if (count > kMostElements || count * sizeof(T) > bytes_)
-      throw SystemError("flight file {} is damaged: a list of {} elements in {} bytes", path_.string(), count, bytes_);
+      throw UserError("flight file {} is damaged: a list of {} elements in {} bytes", path_.string(), count, bytes_);
     std::vector<T> values(count);
     raw(values.data(), count * sizeof(T));
     return values;
@@ -74,7 +74,7 @@ class Reader {
  private:
   void raw(void* to, size_t bytes) {
     in_.read(static_cast<char*>(to), static_cast<std::streamsize>(bytes));
-    if (!in_) throw SystemError("flight file {} ends too early", path_.string());
+    if (!in_) throw UserError("flight file {} ends too early", path_.string());
   }
 
   const std::filesystem::path path_;
@@ -235,12 +235,12 @@ Flight Flight::read(const std::filesystem::path& path) {
   for (int64_t* size : {&sizes.virtual_tokens, &sizes.blocks, &sizes.sequences, &sizes.blocks_per_sequence}) {
     *size = static_cast<int64_t>(in.number());
     if (*size < 0 || *size > int64_t{INT32_MAX})
-      throw SystemError("flight file {} is damaged: a size of {}", path.string(), *size);
+      throw UserError("flight file {} is damaged: a size of {}", path.string(), *size);
   }
   const std::vector<int32_t> tables = in.array<int32_t>(), rows = in.array<int32_t>();
   if (static_cast<int64_t>(tables.size()) != sizes.sequences * sizes.blocks_per_sequence ||
       static_cast<int64_t>(rows.size()) != sizes.blocks * sizes.virtual_tokens)
-    throw SystemError("flight file {} is damaged: {} table entries and {} rows", path.string(), tables.size(), rows.size());
+    throw UserError("flight file {} is damaged: {} table entries and {} rows", path.string(), tables.size(), rows.size());
   flight.before = TokenShadow(sizes);
   std::copy(tables.begin(), tables.end(), flight.before.tables().begin());
   std::copy(rows.begin(), rows.end(), flight.before.rows().begin());

@@ -59,7 +59,7 @@ struct Flight {
   TokenShadow before{{}};
   std::vector<FlightStep> steps;
 
-  /// Throws SystemError for a file that cannot be read or is not a flight, with what is wrong in it.
+  /// Throws UserError for a file that cannot be read or is not a flight, with what is wrong in it.
   static Flight read(const std::filesystem::path& path);
 };
 

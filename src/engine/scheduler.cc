@@ -103,11 +103,18 @@ void Scheduler::choose(Sequence& sequence, int64_t tokens) {
 bool Scheduler::admit_one() {
   if (waiting_.empty() || free_slots_.empty()) return false;
   Sequence& sequence = waiting_.front();
-  if (&sequence == blocked_ && memory_.available() <= blocked_available_ && !running_.empty()) return false;
-  if (!memory_.admit(sequence, free_slots_.back())) {
-    blocked_ = &sequence;
-    blocked_available_ = memory_.available();
-    return false;
+  const bool as_before = memory_.available() <= blocked_available_ && memory_.prompt_blocks() == blocked_prompt_blocks_;
+  if (&sequence == blocked_ && as_before && !running_.empty()) return false;
+  switch (memory_.admit(sequence, free_slots_.back())) {
+    case SequenceMemory::Admission::admitted:
+      break;
+    case SequenceMemory::Admission::too_few_blocks:
+      blocked_ = &sequence;
+      blocked_available_ = memory_.available();
+      blocked_prompt_blocks_ = memory_.prompt_blocks();
+      return false;
+    case SequenceMemory::Admission::next_step:
+      return false;
   }
   blocked_ = nullptr;
   free_slots_.pop_back();

@@ -78,7 +78,7 @@ class Scheduler {
   int64_t preemptions_ = 0;
   /// The sequence that found too few blocks, and how many there were: it need not be looked up again until there are more.
   const Sequence* blocked_ = nullptr;
-  int64_t blocked_available_ = 0;
+  int64_t blocked_available_ = 0, blocked_prompt_blocks_ = 0;
 };
 
 }  // namespace weft

@@ -33,10 +33,10 @@ bool SequenceMemory::reuses_cache(const Sequence& sequence) const {
   return caching_ && (sequence.generated > 0 || !sequence.submission->wants_prompt_rows());
 }
 
-bool SequenceMemory::admit(Sequence& sequence, int32_t slot) {
+SequenceMemory::Admission SequenceMemory::admit(Sequence& sequence, int32_t slot) {
   const auto length = static_cast<int64_t>(sequence.tokens.size());
   const int64_t needed = layout_.blocks_for(length);
-  if (static_cast<int64_t>(updates_.size()) + needed > max_updates_) return false;
+  if (static_cast<int64_t>(updates_.size()) + needed > max_updates_) return Admission::next_step;
   const PrefixKey root = sequence.submission->root;
   PrefixIndex::Hit hit{.key = root, .partial = {}};
   found_.clear();
@@ -56,7 +56,7 @@ bool SequenceMemory::admit(Sequence& sequence, int32_t slot) {
   }
   if (!fits) {
     sequence.blocks.clear();
-    return false;
+    return Admission::too_few_blocks;
   }
   if (hit.partial) {
     const BlockId target = sequence.blocks.blocks()[static_cast<size_t>(hit.whole_blocks)];
@@ -69,7 +69,7 @@ bool SequenceMemory::admit(Sequence& sequence, int32_t slot) {
   sequence.key = hit.key;
   sequence.published = hit.whole_blocks;
   update_table(sequence, 0);
-  return true;
+  return Admission::admitted;
 }
 
 bool SequenceMemory::grow(Sequence& sequence) {
@@ -98,6 +98,7 @@ void SequenceMemory::publish(Sequence& sequence, bool tail) {
   for (; (sequence.published + 1) * whole <= sequence.cached; ++sequence.published) {
     const auto in_block = of_block(sequence.published, whole);
     index_.publish(sequence.key, in_block, sequence.blocks.blocks()[static_cast<size_t>(sequence.published)]);
+    if (sequence.generated == 0) ++prompt_blocks_;
     sequence.key = index_.child(sequence.key, in_block);
   }
   const int64_t rest = sequence.cached - sequence.published * whole;

@@ -33,9 +33,14 @@ class SequenceMemory {
 
   PrefixKey root(std::string_view fingerprint, std::string_view salt) const { return index_.root(fingerprint, salt); }
 
+  enum class Admission : uint8_t {
+    admitted,
+    too_few_blocks,
+    next_step,  ///< this step's table updates are too many
+  };
   /// Gives a sequence table slot `slot` and blocks for all its tokens; `cached` is then its hit, which leaves at least one
-  /// token to compute. False, and it holds nothing, if the pool has too few blocks or this step's table updates are too many.
-  [[nodiscard]] bool admit(Sequence& sequence, int32_t slot);
+  /// token to compute. Otherwise it holds nothing.
+  [[nodiscard]] Admission admit(Sequence& sequence, int32_t slot);
   /// Makes sure that an admitted sequence has blocks for all its tokens. False if the pool has too few.
   [[nodiscard]] bool grow(Sequence& sequence);
   /// Makes findable what of the stored tokens is not yet: whole blocks, and with `tail` the partly filled one at the end too.
@@ -50,6 +55,8 @@ class SequenceMemory {
 
   int64_t blocks() const { return pool_.size(); }
   int64_t available() const { return pool_.available(); }
+  /// Whole blocks of prompts that were made findable so far: while this stands still, no prompt finds more than it did.
+  int64_t prompt_blocks() const { return prompt_blocks_; }
   int64_t held() const { return pool_.size() - pool_.available(); }
   int64_t cached() const { return pool_.cached(); }
   /// Most entries of updates().
@@ -67,6 +74,7 @@ class SequenceMemory {
   BlockLayout layout_;
   bool caching_;
   int64_t max_updates_;
+  int64_t prompt_blocks_ = 0;
   BlockPool pool_;
   PrefixIndex index_;
   std::vector<TableUpdate> updates_;

@@ -41,6 +41,12 @@ struct KvElements {
   KvFormat format = KvFormat::elements;
 };
 
+/// As --kv-cache-dtype spells it.
+std::string name_of(const KvElements& kv) {
+  if (kv.format == KvFormat::fp8_ds_mla) return "fp8_ds_mla";
+  return kv.dtype == DType::f8_e4m3 ? "fp8_e4m3" : to_string(kv.dtype);
+}
+
 KvElements resolve_kv(const ModelConfig& model, const EngineConfig& config, DType dtype) {
   const auto scale = static_cast<float>(config.kv_cache_scale);
   if (config.kv_cache_scale != 0 && (!std::isfinite(scale) || scale <= 0))
@@ -173,7 +179,7 @@ ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, Ops
                     .max_model_len = 0,
                     .max_num_seqs = limits.sequences,
                     .dtype = dtype,
-                    .kv_dtype = kv.dtype};
+                    .kv_dtype = name_of(kv)};
   if (config.num_gpu_blocks_override > most_blocks(shape)) {
     throw UserError("--num-gpu-blocks-override must be at most {} for blocks of {} tokens: got {}", most_blocks(shape),
                     shape.layout.virtual_tokens(), config.num_gpu_blocks_override);

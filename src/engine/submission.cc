@@ -89,12 +89,14 @@ EngineLoop::SubmissionPtr EngineLoop::prepare(Request request, std::shared_ptr<R
     sequence.choice = choice;
     sequence.prompt_tokens = prompt;
     sequence.tokens.reserve(static_cast<size_t>(length));
-    sequence.tokens.assign(request.prompt.begin(), request.prompt.end());
     sequence.blocks.reserve(options.layout.blocks_for(length));
-    if (!submission->penalised) continue;
-    sequence.penalties.reserve(static_cast<size_t>(penalties));
-    for (const int32_t token : distinct) sequence.penalties.push_back({.token = token, .in_prompt = 1});
+    if (submission->penalised) sequence.penalties.reserve(static_cast<size_t>(penalties));
   }
+  // The other choices get the prompt once it is computed: until then they are room that nothing was written to.
+  Sequence& first = submission->sequences.front();
+  first.tokens.assign(request.prompt.begin(), request.prompt.end());
+  if (submission->penalised)
+    for (const int32_t token : distinct) first.penalties.push_back({.token = token, .in_prompt = 1});
   stream->edit_captured().argmax_ids.reserve(static_cast<size_t>(request.max_tokens));
   request.prompt = {};
   submission->request = std::move(request);

@@ -37,6 +37,7 @@ class Backend {
   virtual bool drain(int64_t timeout_ms) = 0;
   virtual std::string failure() const = 0;
   virtual void write_flight() = 0;
+  virtual void reset_prefix_cache() = 0;
 };
 
 /// Answers with an engine, which it does not own.
@@ -51,6 +52,7 @@ class EngineBackend : public Backend {
   bool drain(int64_t timeout_ms) override { return engine_.drain(timeout_ms); }
   std::string failure() const override { return engine_.failure(); }
   void write_flight() override { engine_.write_flight(); }
+  void reset_prefix_cache() override { engine_.reset_prefix_cache(); }
 
  private:
   Engine& engine_;

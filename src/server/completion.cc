@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "text/utf8.h"
 
@@ -36,6 +37,7 @@ void append(std::optional<std::vector<T>>& to, std::optional<std::vector<T>>&& m
 void append(ChoiceOut& to, ChoiceOut&& part) {
   to.index = part.index;
   to.text += part.text;
+  if (part.reasoning) to.reasoning = to.reasoning.value_or("") + *part.reasoning;
   append(to.log_probs, std::move(part.log_probs));
   append(to.token_ids, std::move(part.token_ids));
   append(to.prompt_token_ids, std::move(part.prompt_token_ids));
@@ -82,15 +84,19 @@ void Completion::tokenize() {
                                    "together is {}",
                                    bytes, tokenizer_->least_tokens(bytes), limit),
                        "prompt", "context_length_exceeded");
-      prompt.ids = tokenizer_->encode(input.text, {.add_special_tokens = request_.add_special_tokens});
+      // Of a text that is too long in any case the rest is not read.
+      prompt.ids = tokenizer_->encode(input.text, {.add_special_tokens = request_.add_special_tokens,
+                                                   .mark = input.mark,
+                                                   .max_tokens = may_cut ? std::numeric_limits<int64_t>::max() : limit});
       if (request_.echo) prompt.text = std::move(input.text);
     } else {
       prompt.ids = std::move(input.ids);
     }
     input = {};
     const auto size = static_cast<int64_t>(prompt.ids.size());
-    const int64_t keep =
-        request_.truncate_prompt == -1 ? std::max<int64_t>(1, limit - request_.base.max_tokens) : request_.truncate_prompt;
+    const int64_t keep = request_.truncate_prompt == -1
+                             ? std::max<int64_t>(1, limit - (request_.max_tokens_given ? request_.base.max_tokens : 1))
+                             : request_.truncate_prompt;
     if (keep > 0 && size > keep) {
       prompt.ids.erase(prompt.ids.begin(), prompt.ids.end() - keep);
       prompt.text.clear();
@@ -122,6 +128,7 @@ void Completion::submit() {
   // All are checked before one is queued.
   std::vector<Request> requests;
   for (const Prompt& prompt : prompts_) requests.push_back(engine_request(prompt));
+  const StopTexts stops(request_.stops);
   for (size_t i = 0; i < prompts_.size(); ++i) {
     Prompt& prompt = prompts_[i];
     Engine::Submitted submitted;
@@ -147,8 +154,9 @@ void Completion::submit() {
       Choice& choice = prompt.choices.emplace_back(static_cast<int>(i) * request_.base.choices + c);
       if (tokenizer_ != nullptr)
         choice.text.emplace(*tokenizer_, DetokenizerOptions{.skip_special = request_.skip_special_tokens,
-                                                            .stops = request_.stops,
+                                                            .stops = stops,
                                                             .include_stop = request_.include_stop});
+      if (request_.reasoning && tokenizer_ != nullptr) choice.thoughts.emplace(request_.reasoning_open);
     }
   }
 }
@@ -163,12 +171,17 @@ bool Completion::ended(const Prompt& prompt) {
   return std::all_of(prompt.choices.begin(), prompt.choices.end(), [](const Choice& choice) { return choice.finished; });
 }
 bool Completion::all_ended() const { return std::all_of(prompts_.begin(), prompts_.end(), ended); }
+bool Completion::all_known() const {
+  return all_ended() && (!request_.timings || std::all_of(prompts_.begin(), prompts_.end(),
+                                                          [](const Prompt& prompt) { return prompt.stream->done(); }));
+}
 
 bool Completion::ready() const {
   if (told_) return false;
   // A stop string ends an answer before the engine would, so tokens are then read as they come even if nothing is sent.
   if (!request_.stream && request_.stops.empty())
     return std::all_of(prompts_.begin(), prompts_.end(), [](const Prompt& prompt) { return prompt.stream->done(); });
+  if (all_ended()) return all_known();
   return std::any_of(prompts_.begin(), prompts_.end(), [](const Prompt& prompt) {
     return !ended(prompt) && (prompt.stream->done() || !prompt.stream->events(prompt.next_event).empty());
   });
@@ -183,6 +196,13 @@ bool Completion::heavy() const {
       values += size * (std::max(request_.base.log_probs, request_.base.prompt_log_probs) + 2);
     values += fresh * (request_.base.log_probs + 2);
   }
+  // The end of an answer that is not streamed: all of it is written at once.
+  for (const ChoiceOut& choice : answer_) {
+    const auto size = static_cast<int64_t>((choice.log_probs ? choice.log_probs->size() : 0) +
+                                           (choice.prompt_log_probs ? choice.prompt_log_probs->size() : 0));
+    values += size * (std::max(request_.base.log_probs, request_.base.prompt_log_probs) + 2);
+    values += static_cast<int64_t>(choice.text.size() / 64);
+  }
   return values > kHeavyValues;
 }
 
@@ -195,6 +215,10 @@ std::string Completion::token_text(int32_t id) const {
   return out;
 }
 
+std::string Completion::token_bytes(int32_t id) const {
+  return tokenizer_ == nullptr || !request_.chat ? std::string() : std::string(tokenizer_->token_bytes(id));
+}
+
 int64_t Completion::characters(int32_t id) const {
   if (tokenizer_ == nullptr || (request_.skip_special_tokens && tokenizer_->is_special(id))) return 0;
   const std::string_view bytes = tokenizer_->token_bytes(id);
@@ -203,7 +227,8 @@ int64_t Completion::characters(int32_t id) const {
 
 TokenEntry Completion::entry(int32_t id, std::optional<float> log_prob, std::span<const int32_t> top_ids,
                              std::span<const float> top, Choice& choice) const {
-  TokenEntry out{.token = token_text(id), .log_prob = log_prob, .top = {}, .offset = choice.characters};
+  TokenEntry out{
+      .token = token_text(id), .bytes = token_bytes(id), .log_prob = log_prob, .top = {}, .offset = choice.characters};
   choice.characters += characters(id);
   if (!log_prob) return out;
   const size_t wanted = std::min(top_ids.size(), static_cast<size_t>(std::max(0, request_.base.log_probs)));
@@ -211,9 +236,10 @@ TokenEntry Completion::entry(int32_t id, std::optional<float> log_prob, std::spa
   for (size_t i = 0; i < wanted && top_ids[i] >= 0; ++i) {
     const bool itself = top_ids[i] == id;
     has_itself |= itself;
-    out.top.emplace_back(token_text(top_ids[i]), itself ? *log_prob : top[i]);
+    out.top.push_back(
+        {.token = token_text(top_ids[i]), .bytes = token_bytes(top_ids[i]), .log_prob = itself ? *log_prob : top[i]});
   }
-  if (!has_itself) out.top.emplace_back(out.token, *log_prob);
+  if (!has_itself && !request_.chat) out.top.push_back({.token = out.token, .bytes = out.bytes, .log_prob = *log_prob});
   return out;
 }
 
@@ -255,6 +281,7 @@ void Completion::echo(const Prompt& prompt, Choice& choice, ChoiceOut& out) cons
 void Completion::take(const Prompt& prompt, Choice& choice, size_t event, ChoiceOut& out) const {
   const RequestStream& stream = *prompt.stream;
   const TokenEvent& token = stream.events(event).front();
+  std::string text;
   choice.finish = token.finish;
   if (token.token >= 0) {
     ++choice.tokens;
@@ -270,7 +297,7 @@ void Completion::take(const Prompt& prompt, Choice& choice, size_t event, Choice
       const auto& stops = request_.base.stop_tokens;
       if (std::find(stops.begin(), stops.end(), token.token) != stops.end()) choice.stop_reason = token.token;
     } else if (choice.text) {
-      out.text += choice.text->append(token.token);
+      text += choice.text->append(token.token);
       if (const auto stop = choice.text->stop()) {
         choice.finish = FinishReason::stop;
         choice.stop_reason = request_.stops[*stop];
@@ -278,7 +305,21 @@ void Completion::take(const Prompt& prompt, Choice& choice, size_t event, Choice
     }
   }
   choice.finished = choice.finish != FinishReason::none;
-  if (choice.finished && choice.text && !choice.text->stop()) out.text += choice.text->finish();
+  if (choice.finished && choice.text && !choice.text->stop()) text += choice.text->finish();
+  add_text(choice, text, out);
+}
+
+void Completion::add_text(Choice& choice, const std::string& text, ChoiceOut& out) {
+  if (!choice.thoughts) {
+    out.text += text;
+    return;
+  }
+  const auto add = [&](const ReasoningSplitter::Piece& piece) {
+    out.text += piece.content;
+    if (!piece.reasoning.empty()) out.reasoning = out.reasoning.value_or("") + piece.reasoning;
+  };
+  add(choice.thoughts->add(text));
+  if (choice.finished) add(choice.thoughts->finish());
 }
 
 void Completion::advance(Prompt& prompt, std::vector<ChoiceOut>& out) {
@@ -363,42 +404,67 @@ int64_t Completion::completion_tokens() const {
 
 std::string Completion::step() {
   std::vector<ChoiceOut> parts = advance();
+  const size_t choices = prompts_.size() * static_cast<size_t>(request_.base.choices);
+  answer_.resize(choices);
+  begun_.resize(choices);
   if (request_.stream) return next_events(std::move(parts));
-  answer_.resize(prompts_.size() * static_cast<size_t>(request_.base.choices));
   for (ChoiceOut& part : parts) append(answer_[static_cast<size_t>(part.index)], std::move(part));
-  return all_ended() ? whole() : std::string();
+  return all_known() ? whole() : std::string();
 }
 
 std::string Completion::whole() {
   told_ = true;
   if (const auto why = error()) throw *why;
   const Usage all = usage();
-  return completion_json(head_, answer_, &all);
+  return json(answer_, &all, true);
+}
+
+std::string Completion::json(std::span<const ChoiceOut> choices, const Usage* usage, bool whole) const {
+  const std::optional<Timings> times = all_known() && (whole || choices.empty()) ? timings() : std::nullopt;
+  const Timings* const shown = times ? &*times : nullptr;
+  if (!request_.chat) return completion_json(head_, choices, usage, shown);
+  return whole ? chat_json(head_, choices, usage, shown) : chat_chunk_json(head_, choices, usage, shown);
+}
+
+std::optional<Timings> Completion::timings() const {
+  if (!request_.timings) return std::nullopt;
+  Timings out{.prompt_tokens = prompt_tokens(), .completion_tokens = completion_tokens()};
+  for (const Prompt& prompt : prompts_) {
+    const RequestTimes& times = prompt.stream->times();
+    const int64_t admitted = times.admitted > 0 ? times.admitted : times.finished;
+    const int64_t first = times.first_token > 0 ? times.first_token : times.finished;
+    out.queue_us = std::max(out.queue_us, admitted - times.submitted);
+    out.prefill_us = std::max(out.prefill_us, first - admitted);
+    out.decode_us = std::max(out.decode_us, times.finished - first);
+    out.cached_tokens += prompt.stream->cached_tokens();
+  }
+  return out;
 }
 
 std::string Completion::next_events(std::vector<ChoiceOut> parts) {
   std::string out;
+  const Usage so_far = request_.continuous_usage && !parts.empty() ? usage() : Usage{};
+  const Usage* const shown = request_.continuous_usage ? &so_far : nullptr;
   for (ChoiceOut& part : parts) {
     ChoiceOut end;
     end.index = part.index;
     end.finish_reason = std::exchange(part.finish_reason, "");
     end.stop_reason = std::exchange(part.stop_reason, {});
-    const Usage so_far = request_.continuous_usage ? usage() : Usage{};
-    const Usage* const shown = request_.continuous_usage ? &so_far : nullptr;
-    if (!part.text.empty() || part.log_probs || part.token_ids || part.prompt_token_ids || part.prompt_log_probs)
-      out += server_event(completion_json(head_, {&part, 1}, shown));
-    if (!end.finish_reason.empty()) out += server_event(completion_json(head_, {&end, 1}, shown));
+    part.begins = request_.chat && !begun_[static_cast<size_t>(part.index)];
+    begun_[static_cast<size_t>(part.index)] = true;
+    if (part.begins || !part.text.empty() || part.reasoning || part.log_probs || part.token_ids || part.prompt_token_ids ||
+        part.prompt_log_probs)
+      out += server_event(json({&part, 1}, shown, false));
+    if (!end.finish_reason.empty()) out += server_event(json({&end, 1}, shown, false));
   }
   if (const auto why = error()) {
     told_ = true;
     return out + server_event(error_json(*why));
   }
-  if (!all_ended()) return out;
+  if (!all_known()) return out;
   told_ = true;
-  if (request_.include_usage) {
-    const Usage all = usage();
-    out += server_event(completion_json(head_, {}, &all));
-  }
+  const Usage all = usage();
+  if (request_.include_usage || request_.timings) out += server_event(json({}, request_.include_usage ? &all : nullptr, false));
   return out + "data: [DONE]\n\n";
 }
 

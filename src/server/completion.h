@@ -8,6 +8,7 @@
 
 #include "server/backend.h"
 #include "server/openai_api.h"
+#include "server/reasoning.h"
 #include "text/detokenizer.h"
 #include "text/tokenizer.h"
 
@@ -48,6 +49,7 @@ class Completion {
     explicit Choice(int index_in) : index(index_in) {}
     int index;
     std::optional<Detokenizer> text;
+    std::optional<ReasoningSplitter> thoughts;
     int64_t tokens = 0;
     int64_t characters = 0;  ///< of the text before the next token, the echoed prompt included
     bool echoed = false, finished = false;
@@ -69,18 +71,26 @@ class Completion {
   void cancel(Prompt& prompt);
   static bool ended(const Prompt& prompt);
   bool all_ended() const;
+  /// All choices have ended, and whatever the answer ends with is known.
+  bool all_known() const;
   /// The new part of every choice that has one.
   std::vector<ChoiceOut> advance();
   void advance(Prompt& prompt, std::vector<ChoiceOut>& out);
   void echo(const Prompt& prompt, Choice& choice, ChoiceOut& out) const;
   void take(const Prompt& prompt, Choice& choice, size_t event, ChoiceOut& out) const;
+  static void add_text(Choice& choice, const std::string& text, ChoiceOut& out);
   TokenEntry entry(int32_t id, std::optional<float> log_prob, std::span<const int32_t> top_ids, std::span<const float> top,
                    Choice& choice) const;
   std::string token_text(int32_t id) const;
+  std::string token_bytes(int32_t id) const;
   int64_t characters(int32_t id) const;
   std::string next_events(std::vector<ChoiceOut> parts);
   std::string whole();
   Usage usage() const;
+  /// Once all is over.
+  std::optional<Timings> timings() const;
+  /// Parts of a stream, or the whole answer.
+  std::string json(std::span<const ChoiceOut> choices, const Usage* usage, bool whole) const;
   /// Why the answer cannot be completed, if so.
   std::optional<ApiError> error() const;
 
@@ -90,6 +100,7 @@ class Completion {
   const CompletionHead head_;
   std::vector<Prompt> prompts_;
   std::vector<ChoiceOut> answer_;  ///< by index, where it is not streamed
+  std::vector<bool> begun_;        ///< by index: its first chunk is out
   bool told_ = false;
 };
 

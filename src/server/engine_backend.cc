@@ -7,7 +7,7 @@ EngineBackend::EngineBackend(Engine& engine) : engine_(engine) {
   const EngineConfig& config = engine.config();
   info_ = {.architecture = to_string(engine.model().architecture),
            .dtype = to_string(sizes.dtype),
-           .kv_dtype = to_string(sizes.kv_dtype),
+           .kv_dtype = sizes.kv_dtype,
            .vocab = engine.model().vocab,
            .max_model_len = sizes.max_model_len,
            .capacity_tokens = sizes.capacity.tokens,

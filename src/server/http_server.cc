@@ -20,6 +20,7 @@
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstring>
 #include <ctime>
@@ -63,6 +64,23 @@ std::string clean_id(std::string_view id) {
   return out;
 }
 
+/// The path of a request's target, also of one with the server's name before it, with its %-codes read.
+std::string path_of(std::string_view target) {
+  if (target.starts_with("http://") || target.starts_with("https://"))
+    target.remove_prefix(std::min(target.find('/', target.find("//") + 2), target.size()));
+  target = target.substr(0, target.find('?'));
+  std::string out;
+  for (size_t i = 0; i < target.size(); ++i) {
+    unsigned code = 0;
+    const std::string_view hex = target.substr(std::min(i + 1, target.size()), 2);
+    const bool coded =
+        target[i] == '%' && hex.size() == 2 && std::from_chars(hex.data(), hex.data() + 2, code, 16).ptr == hex.data() + 2;
+    out += coded ? static_cast<char>(code) : target[i];
+    if (coded) i += 2;
+  }
+  return out;
+}
+
 /// The most connections that leave descriptors for everything else.
 size_t allowed_connections(size_t wanted) {
   constexpr rlim_t kOthers = 128;
@@ -85,7 +103,19 @@ struct HttpServer::Parts {
   Parts(const HttpConfig& config_in, Service& service_in, Wake& wake_in);
   ~Parts();
 
+  /// Runs what may run out of memory: one connection must not end a loop that all need. False if it failed.
+  template <typename Work>
+  static bool guarded(const Work& work) {
+    try {
+      work();
+      return true;
+    } catch (const std::exception& error) {
+      log::error("a connection failed: {}", error.what());
+      return false;
+    }
+  }
   void accept();
+  void welcome(tcp::socket socket);
   void refuse_connection(tcp::socket socket) const;
   void await_wake();
   void await_tick();
@@ -125,7 +155,11 @@ class Session : public std::enable_shared_from_this<Session> {
   void start() { read_head(); }
   /// Sends what the answer has that is new. Called whenever there may be some.
   void advance();
-  bool has_answer() const { return answer_ != nullptr; }
+  /// Whether there is more to follow; else it is to be taken off the list of followers.
+  bool keeps_following() {
+    followed_ = answer_ != nullptr;
+    return followed_;
+  }
   bool is_busy() const { return state_ == State::reading_body || state_ == State::working; }
   void check_deadline(Clock::time_point now);
   void close();
@@ -176,11 +210,14 @@ class Session : public std::enable_shared_from_this<Session> {
   bool keep_alive_ = true, http_1_0_ = false, chunked_ = false;
   std::optional<HttpResponse> refusal_;  ///< the answer is known; the body is only read over
   size_t body_accounted_ = 0;
+  bool handling_ = false;          ///< a pool has the body
+  std::atomic<bool> gone_{false};  ///< nobody waits for what a pool would do
   int status_ = 0;
   std::string answer_id_;
 
   std::unique_ptr<Completion> answer_;
   bool stepping_ = false;  ///< a pool works on answer_
+  bool followed_ = false;  ///< in the list of followers
   bool reading_ = false;   ///< a read is outstanding
   bool writing_ = false;
   bool last_write_ = false;  ///< after which the answer is complete
@@ -218,7 +255,7 @@ void Session::on_head(error_code error) {
   http_1_0_ = request.version() < 11;
   const auto field = [&](http::field name) { return std::string(request[name]); };
   head_.method = std::string(request.method_string());
-  head_.path = std::string(request.target().substr(0, request.target().find('?')));
+  head_.path = path_of(std::string_view(request.target().data(), request.target().size()));
   head_.authorization = field(http::field::authorization);
   head_.origin = field(http::field::origin);
   head_.request_id = clean_id(std::string(request["X-Request-Id"]));
@@ -290,10 +327,12 @@ void Session::work() {
   deadline_ = Clock::time_point::max();
   std::string body = std::move(parser_->get().body());
   server_.service.http().body_bytes.add(static_cast<int64_t>(body.size()));
-  server_.body_bytes -= std::exchange(body_accounted_, 0);
+  handling_ = true;  // The body counts until the pool has done with it.
   auto& pool = body.size() <= kSmallBody ? server_.quick : server_.slow;
   asio::post(pool, [self = shared_from_this(), body = std::move(body)]() mutable {
-    Service::Reply reply = self->server_.service.handle(self->head_, std::move(body));
+    Service::Reply reply;
+    if (!self->gone_) reply = self->server_.service.handle(self->head_, std::move(body));
+    body = {};
     asio::post(self->server_.io, [self, reply = std::move(reply)]() mutable { self->on_reply(std::move(reply)); });
   });
   watch();
@@ -317,11 +356,13 @@ void Session::on_watch(error_code error, size_t bytes) {
 }
 
 void Session::on_reply(Service::Reply reply) {
+  handling_ = false;
+  server_.body_bytes -= std::exchange(body_accounted_, 0);
   if (state_ == State::closed) return;
   if (reply.later == nullptr) return respond(reply.now);
   answer_ = std::move(reply.later);
   answer_id_ = answer_->id();
-  server_.followers.push_back(shared_from_this());
+  if (!std::exchange(followed_, true)) server_.followers.push_back(shared_from_this());
   if (answer_->streams()) {
     start_stream();
   } else {
@@ -500,7 +541,8 @@ void Session::disconnected() {
 void Session::close() {
   if (state_ == State::closed) return;
   state_ = State::closed;
-  server_.body_bytes -= std::exchange(body_accounted_, 0);
+  gone_ = true;
+  if (!handling_) server_.body_bytes -= std::exchange(body_accounted_, 0);
   if (!stepping_) answer_.reset();  // Cancels what still runs.
   error_code ignored;
   socket_.close(ignored);
@@ -559,20 +601,21 @@ void HttpServer::Parts::accept() {
       accept_paused = true;
       return;
     }
-    service.http().connections_total.add();
-    if (sessions.size() >= max_connections) {
-      refuse_connection(std::move(socket));
-    } else {
-      error_code ignored;
-      socket.set_option(tcp::no_delay(true), ignored);
-      socket.non_blocking(true, ignored);
-      const auto session = std::make_shared<Session>(*this, std::move(socket));
-      sessions.emplace(session.get(), session);
-      service.http().connections.set(static_cast<double>(sessions.size()));
-      session->start();
-    }
+    guarded([&] { welcome(std::move(socket)); });
     accept();
   });
+}
+
+void HttpServer::Parts::welcome(tcp::socket socket) {
+  service.http().connections_total.add();
+  if (sessions.size() >= max_connections) return refuse_connection(std::move(socket));
+  error_code ignored;
+  socket.set_option(tcp::no_delay(true), ignored);
+  socket.non_blocking(true, ignored);
+  const auto session = std::make_shared<Session>(*this, std::move(socket));
+  sessions.emplace(session.get(), session);
+  service.http().connections.set(static_cast<double>(sessions.size()));
+  session->start();
 }
 
 void HttpServer::Parts::refuse_connection(tcp::socket socket) const {
@@ -593,8 +636,8 @@ void HttpServer::Parts::await_wake() {
     wake.clear();  // Before looking: what comes from now on rings again.
     for (size_t i = 0; i < followers.size();) {
       const std::shared_ptr<Session> session = followers[i];
-      session->advance();
-      if (session->has_answer()) {
+      if (!guarded([&] { session->advance(); })) session->close();
+      if (session->keeps_following()) {
         ++i;
       } else {
         followers[i] = std::move(followers.back());
@@ -609,7 +652,7 @@ void HttpServer::Parts::await_tick() {
   tick.expires_after(kSweep);
   tick.async_wait([this](error_code error) {
     if (error) return;
-    sweep();
+    guarded([&] { sweep(); });
     await_tick();
   });
 }
@@ -667,6 +710,8 @@ void HttpServer::Parts::end() {
     session->close();
   }
   followers.clear();
+  quick.stop();
+  slow.stop();
   io.stop();
 }
 

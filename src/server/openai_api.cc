@@ -14,262 +14,19 @@ namespace {
 using json = nlohmann::json;
 using ordered_json = nlohmann::ordered_json;
 
-constexpr int kMaxDepth = 32;
-constexpr size_t kShownBytes = 80;
+constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
+constexpr int64_t kDefaultTokens = 16;           // of completions; an answer in a chat may take all that fits
+constexpr size_t kMaxListed = 1024;              // stop tokens, biases
+constexpr size_t kMaxSequences = 16384;          // prompts times answers
+constexpr size_t kMaxAllowed = size_t{1} << 22;  // allowed tokens of all prompts together
 constexpr int kMaxLogProbs = 20;
 constexpr size_t kMaxStopBytes = 1024, kMaxSaltBytes = 256, kMaxModelBytes = 512;
+constexpr size_t kMaxChatKeys = 1024;   // of an object in messages and tools
 constexpr float kLeastLogProb = -9999;  // JSON has no infinity, and clients add these up
 
 std::string dump(const ordered_json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
-/// A value for a message: as JSON, on one line, shortened.
-std::string shown(const json& value) {
-  if (value.is_string()) return as_quoted(value.get_ref<const std::string&>());
-  if (value.is_array() && value.size() > 8) return fmt::format("a list of {}", value.size());
-  if (value.is_object()) return fmt::format("an object of {}", value.size());
-  return value.dump(-1, ' ', true, json::error_handler_t::replace).substr(0, kShownBytes);
-}
-
-[[noreturn]] void refuse(const std::string& field, std::string_view accepted, const std::string& got) {
-  throw ApiError(400, fmt::format("{} must be {}: got {}", field, accepted, got), field.substr(0, field.find_first_of("[.")));
-}
-
-/// Reads a body in one pass: the prompt straight into ids and strings, the other fields as JSON values. So memory is bounded by
-/// the bytes of the body, not by what a document tree makes of them.
-class BodyReader : public json::json_sax_t {
- public:
-  explicit BodyReader(const ApiLimits& limits) : limits_(limits) {}
-
-  json fields = json::object();
-  std::vector<PromptInput> prompts;
-
-  bool null() override { return in_prompt() ? prompt_value(nullptr) : add(nullptr); }
-  bool boolean(bool value) override { return in_prompt() ? prompt_value(value) : add(value); }
-  bool number_integer(number_integer_t value) override { return in_prompt() ? prompt_integer(value) : add(value); }
-  bool number_unsigned(number_unsigned_t value) override {
-    if (!in_prompt()) return add(value);
-    return value <= std::numeric_limits<int64_t>::max() ? prompt_integer(static_cast<int64_t>(value)) : prompt_value(value);
-  }
-  bool number_float(number_float_t value, const string_t&) override { return in_prompt() ? prompt_value(value) : add(value); }
-  bool string(string_t& value) override {
-    if (!in_prompt()) return add(std::move(value));
-    if (depth_ == 1) return whole_prompt({.is_text = true, .text = std::move(value), .ids = {}});
-    if (depth_ != 2 || single_ids_) return prompt_value(value);
-    list_entry() = {.is_text = true, .text = std::move(value), .ids = {}};
-    return true;
-  }
-  bool binary(binary_t&) override { return false; }
-
-  bool start_object(size_t) override {
-    if (in_prompt()) refuse(prompt_name(), kPromptKinds, "an object");
-    deeper();
-    if (depth_ > 1) open_.push_back(place(json::object()));
-    return true;
-  }
-  bool key(string_t& name) override {
-    if (depth_ == 1) {
-      field_ = name;
-      if (in_prompt()) {
-        prompts.clear();
-        single_ids_ = false;
-      }
-    }
-    key_ = std::move(name);
-    return true;
-  }
-  bool end_object() override {
-    if (depth_ > 1) open_.pop_back();
-    --depth_;
-    return true;
-  }
-  bool start_array(size_t) override {
-    if (depth_ == 0) refuse_top();
-    if (in_prompt()) {
-      if (depth_ > 2 || (depth_ == 2 && single_ids_)) refuse(prompt_name(), kPromptKinds, "a list");
-      if (depth_ == 2) list_entry() = {};
-    }
-    deeper();
-    if (!in_prompt()) open_.push_back(place(json::array()));
-    return true;
-  }
-  bool end_array() override {
-    if (!in_prompt()) open_.pop_back();
-    --depth_;
-    return true;
-  }
-  bool parse_error(size_t position, const std::string& token, const nlohmann::detail::exception& error) override {
-    const std::string where = field_.empty() ? "" : fmt::format(", in or after field {}", as_quoted(field_));
-    // 406: a number that no double can hold; the library says so only here.
-    const std::string what =
-        error.id == 406 ? fmt::format("holds a number that is out of range: {}", as_quoted(token)) : "is not valid JSON";
-    throw ApiError(400, fmt::format("the request body {}, at byte {}{}", what, position, where), field_);
-  }
-
- private:
-  static constexpr const char* kPromptKinds = "a string, a list of strings, a list of token ids, or a list of such lists";
-
-  bool in_prompt() const { return depth_ >= 1 && field_ == "prompt"; }
-  [[noreturn]] static void refuse_top() { throw ApiError(400, "the request body must be a JSON object"); }
-  void deeper() {
-    if (++depth_ > kMaxDepth)
-      throw ApiError(400, fmt::format("the request body is nested too deep: at most {} levels", kMaxDepth));
-  }
-
-  json* place(json value) {
-    if (++values_ > limits_.max_values)
-      throw ApiError(400, fmt::format("the request body holds more than {} values beside the prompt", limits_.max_values),
-                     field_);
-    if (depth_ == 1 || open_.empty()) return &(fields[field_] = std::move(value));
-    json& parent = *open_.back();
-    if (parent.is_object()) return &(parent[key_] = std::move(value));
-    parent.push_back(std::move(value));
-    return &parent.back();
-  }
-  bool add(json value) {
-    if (depth_ == 0) refuse_top();
-    place(std::move(value));
-    return true;
-  }
-
-  std::string prompt_name() const {
-    if (depth_ <= 1) return "prompt";
-    if (depth_ == 2) return fmt::format("prompt[{}]", single_ids_ ? prompts.front().ids.size() : prompts.size());
-    return fmt::format("prompt[{}][{}]", prompts.size() - 1, prompts.back().ids.size());
-  }
-  /// A value that no prompt may hold, except null, which means that there is none.
-  bool prompt_value(const json& value) {
-    if (value.is_null() && depth_ == 1) return true;
-    const bool id_place = depth_ == 3 || single_ids_;
-    refuse(prompt_name(), id_place ? fmt::format("a token id, 0 to {}", limits_.vocab - 1) : kPromptKinds, shown(value));
-  }
-  bool prompt_integer(int64_t id) {
-    if (depth_ == 1 || (depth_ == 2 && !single_ids_ && !prompts.empty())) return prompt_value(id);
-    if (depth_ == 2 && !single_ids_) {
-      single_ids_ = true;
-      prompts.emplace_back();
-    }
-    std::vector<int32_t>& ids = prompts.back().ids;
-    if (id < 0 || id >= limits_.vocab)
-      refuse(prompt_name(), fmt::format("a token id, 0 to {}", limits_.vocab - 1), std::to_string(id));
-    ids.push_back(static_cast<int32_t>(id));
-    return true;
-  }
-  bool whole_prompt(PromptInput prompt) {
-    prompts.clear();
-    prompts.push_back(std::move(prompt));
-    return true;
-  }
-  PromptInput& list_entry() {
-    if (prompts.size() >= static_cast<size_t>(limits_.max_prompts))
-      throw ApiError(400, fmt::format("prompt holds more than {} prompts; send several requests", limits_.max_prompts),
-                     "prompt");
-    return prompts.emplace_back();
-  }
-
-  const ApiLimits& limits_;
-  int depth_ = 0;
-  std::string field_, key_;
-  std::vector<json*> open_;
-  size_t values_ = 0;
-  bool single_ids_ = false;  ///< the prompt is one list of ids
-};
-
-/// The fields of a body beside the prompt. Each reader takes a field out, so that what is left is unknown.
-class Fields {
- public:
-  explicit Fields(json fields) : fields_(std::move(fields)) {}
-
-  std::optional<json> take(const std::string& name) {
-    const auto it = fields_.find(name);
-    if (it == fields_.end()) return std::nullopt;
-    json value = std::move(*it);
-    fields_.erase(it);
-    if (value.is_null()) return std::nullopt;
-    return value;
-  }
-  bool flag(const std::string& name, bool fallback) {
-    const auto value = take(name);
-    if (!value) return fallback;
-    if (!value->is_boolean()) refuse(name, "true or false", shown(*value));
-    return value->get<bool>();
-  }
-  std::optional<int64_t> integer(const std::string& name, int64_t min, int64_t max) {
-    const auto value = take(name);
-    if (!value) return std::nullopt;
-    return as_integer(name, *value, min, max);
-  }
-  float number(const std::string& name, double min, double max, double fallback) {
-    const auto value = take(name);
-    if (!value) return static_cast<float>(fallback);
-    return static_cast<float>(as_number(name, *value, min, max));
-  }
-  std::string text(const std::string& name, size_t max_bytes) {
-    const auto value = take(name);
-    if (!value) return {};
-    return as_text(name, *value, max_bytes);
-  }
-  std::optional<std::vector<int32_t>> ids(const std::string& name, int64_t vocab) {
-    const auto value = take(name);
-    if (!value) return std::nullopt;
-    if (!value->is_array()) refuse(name, "a list of token ids", shown(*value));
-    std::vector<int32_t> out;
-    out.reserve(value->size());
-    for (size_t i = 0; i < value->size(); ++i)
-      out.push_back(static_cast<int32_t>(as_integer(fmt::format("{}[{}]", name, i), (*value)[i], 0, vocab - 1)));
-    return out;
-  }
-  /// A feature that this version does not have: fine as long as it is not used.
-  void unsupported(const std::string& name, std::string_view instead) {
-    const auto value = take(name);
-    if (!value || *value == json(false) || *value == json(0) || *value == json("") ||
-        (value->is_structured() && value->empty()))
-      return;
-    throw ApiError(400, fmt::format("{} is not supported by this version: {}", name, instead), name, "unsupported_parameter");
-  }
-  /// Fields that change nothing.
-  void ignore(std::initializer_list<const char*> names) {
-    for (const char* name : names) fields_.erase(name);
-  }
-  std::vector<std::string> left() const {
-    std::vector<std::string> out;
-    for (const auto& [name, value] : fields_.items()) out.push_back(name.substr(0, kShownBytes));
-    return out;
-  }
-
-  static int64_t as_integer(const std::string& name, const json& value, int64_t min, int64_t max) {
-    const std::string accepted = max == std::numeric_limits<int64_t>::max() ? fmt::format("a whole number from {} on", min)
-                                                                            : fmt::format("a whole number, {} to {}", min, max);
-    int64_t out = 0;
-    if (value.is_number_unsigned()) {
-      if (value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-        refuse(name, accepted, shown(value));
-      out = static_cast<int64_t>(value.get<uint64_t>());
-    } else if (value.is_number_integer()) {
-      out = value.get<int64_t>();
-    } else {
-      refuse(name, accepted, shown(value));
-    }
-    if (out < min || out > max) refuse(name, accepted, shown(value));
-    return out;
-  }
-  static double as_number(const std::string& name, const json& value, double min, double max) {
-    const double out = value.is_number() ? value.get<double>() : std::nan("");
-    if (!(out >= min && out <= max)) refuse(name, fmt::format("a number from {} to {}", min, max), shown(value));
-    return out;
-  }
-  static std::string as_text(const std::string& name, const json& value, size_t max_bytes) {
-    if (!value.is_string()) refuse(name, "a string", shown(value));
-    const auto& text = value.get_ref<const std::string&>();
-    if (text.size() > max_bytes)
-      refuse(name, fmt::format("a string of at most {} bytes", max_bytes), fmt::format("{} bytes", text.size()));
-    return text;
-  }
-
- private:
-  json fields_;
-};
-
-void read_sampling(Fields& fields, const ApiLimits& limits, SamplingParams& out) {
+void read_sampling(BodyFields& fields, const ApiLimits& limits, SamplingParams& out) {
   constexpr double kMaxTemperature = 100, kMaxPenalty = 2;
   out.temperature = fields.number("temperature", 0, kMaxTemperature, 1);
   const int64_t top_k = fields.integer("top_k", -1, std::numeric_limits<int64_t>::max()).value_or(0);
@@ -284,55 +41,63 @@ void read_sampling(Fields& fields, const ApiLimits& limits, SamplingParams& out)
   out.frequency_penalty = fields.number("frequency_penalty", -kMaxPenalty, kMaxPenalty, 0);
   out.repetition_penalty = fields.number("repetition_penalty", 0.01, 100, 1);
   if (const auto allowed = fields.ids("allowed_token_ids", limits.vocab)) {
-    if (allowed->empty()) refuse("allowed_token_ids", "a list of at least one token id, or null", "[]");
+    if (allowed->empty()) refuse_field("allowed_token_ids", "a list of at least one token id, or null", "[]");
     out.allowed_tokens = *allowed;
   }
-  if (const auto seed = fields.integer("seed", std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()))
-    out.seed = static_cast<uint64_t>(*seed);
+  if (const auto seed = fields.take("seed")) {
+    if (!seed->is_number_integer()) refuse_field("seed", "a whole number of 64 bits", shown_value(*seed));
+    out.seed = seed->is_number_unsigned() ? seed->get<uint64_t>() : static_cast<uint64_t>(seed->get<int64_t>());
+  }
   if (const auto bias = fields.take("logit_bias")) {
-    if (!bias->is_object()) refuse("logit_bias", "an object of token ids and numbers", shown(*bias));
+    if (!bias->is_object()) refuse_field("logit_bias", "an object of token ids and numbers", shown_value(*bias));
+    if (bias->size() > kMaxListed)
+      refuse_field("logit_bias", fmt::format("at most {} tokens", kMaxListed), std::to_string(bias->size()));
     for (const auto& [key, value] : bias->items()) {
       int64_t id = -1;
       const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
       if (error != std::errc() || end != key.data() + key.size() || id < 0 || id >= limits.vocab)
-        refuse("logit_bias", fmt::format("an object whose keys are token ids, 0 to {}", limits.vocab - 1), as_quoted(key));
-      const double number = Fields::as_number(fmt::format("logit_bias[{}]", id), value, -100, 100);
+        refuse_field("logit_bias", fmt::format("an object whose keys are token ids, 0 to {}", limits.vocab - 1),
+                     as_quoted(key));
+      const double number = BodyFields::as_number(fmt::format("logit_bias[{}]", id), value, -100, 100);
       out.logit_bias.push_back({.token = static_cast<int32_t>(id), .bias = static_cast<float>(number)});
     }
   }
 }
 
-void read_stops(Fields& fields, const ApiLimits& limits, CompletionRequest& out) {
+void read_stops(BodyFields& fields, const ApiLimits& limits, CompletionRequest& out) {
   if (auto stop = fields.take("stop")) {
     if (stop->is_string()) *stop = json::array({*stop});
-    if (!stop->is_array()) refuse("stop", "a string or a list of strings", shown(*stop));
+    if (!stop->is_array()) refuse_field("stop", "a string or a list of strings", shown_value(*stop));
     if (stop->size() > static_cast<size_t>(limits.max_stops))
-      refuse("stop", fmt::format("at most {} strings", limits.max_stops), fmt::format("{}", stop->size()));
+      refuse_field("stop", fmt::format("at most {} strings", limits.max_stops), fmt::format("{}", stop->size()));
     for (size_t i = 0; i < stop->size(); ++i) {
       const std::string name = fmt::format("stop[{}]", i);
-      out.stops.push_back(Fields::as_text(name, (*stop)[i], kMaxStopBytes));
-      if (out.stops.back().empty()) refuse(name, "a string that is not empty", "\"\"");
+      out.stops.push_back(BodyFields::as_text(name, (*stop)[i], kMaxStopBytes));
+      if (out.stops.back().empty()) refuse_field(name, "a string that is not empty", "\"\"");
     }
   }
   out.base.stop_tokens = fields.ids("stop_token_ids", limits.vocab).value_or(std::vector<int32_t>());
+  if (out.base.stop_tokens.size() > kMaxListed)
+    refuse_field("stop_token_ids", fmt::format("at most {} token ids", kMaxListed),
+                 std::to_string(out.base.stop_tokens.size()));
   out.include_stop = fields.flag("include_stop_str_in_output", false);
 }
 
-void read_lengths(Fields& fields, CompletionRequest& out) {
-  constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
+/// Without max_tokens an answer may have `fallback` tokens, or what fits.
+void read_lengths(BodyFields& fields, int64_t fallback, CompletionRequest& out) {
   auto max_tokens = fields.integer("max_tokens", 0, kMaxTokens);
   if (const auto newer = fields.integer("max_completion_tokens", 0, kMaxTokens)) max_tokens = newer;
   out.max_tokens_given = max_tokens.has_value();
-  out.base.max_tokens = max_tokens.value_or(16);
-  if (out.base.max_tokens == 0 && !out.echo) refuse("max_tokens", "at least 1, or 0 with echo", "0");
+  out.base.max_tokens = max_tokens.value_or(fallback);
+  if (out.base.max_tokens == 0 && !out.echo) refuse_field("max_tokens", "at least 1, or 0 with echo", "0");
   out.base.min_tokens = fields.integer("min_tokens", 0, kMaxTokens).value_or(0);
   if (out.base.min_tokens > out.base.max_tokens)
-    refuse("min_tokens", fmt::format("at most max_tokens, which is {}", out.base.max_tokens),
-           std::to_string(out.base.min_tokens));
+    refuse_field("min_tokens", fmt::format("at most max_tokens, which is {}", out.base.max_tokens),
+                 std::to_string(out.base.min_tokens));
   out.truncate_prompt = fields.integer("truncate_prompt_tokens", -1, kMaxTokens).value_or(0);
 }
 
-void read_choices(Fields& fields, const ApiLimits& limits, CompletionRequest& out) {
+void read_choices(BodyFields& fields, const ApiLimits& limits, CompletionRequest& out) {
   out.base.choices = static_cast<int>(fields.integer("n", 1, limits.max_choices).value_or(1));
   const int64_t best_of = fields.integer("best_of", 1, limits.max_choices).value_or(out.base.choices);
   if (best_of != out.base.choices)
@@ -343,23 +108,59 @@ void read_choices(Fields& fields, const ApiLimits& limits, CompletionRequest& ou
                    "best_of", "unsupported_parameter");
 }
 
-void read_stream(Fields& fields, CompletionRequest& out) {
+void read_stream(BodyFields& fields, CompletionRequest& out) {
   out.stream = fields.flag("stream", false);
   const auto options = fields.take("stream_options");
   if (!options) return;
-  if (!options->is_object()) refuse("stream_options", "an object", shown(*options));
+  if (!options->is_object()) refuse_field("stream_options", "an object", shown_value(*options));
   if (!out.stream) throw ApiError(400, "stream_options needs stream: true", "stream_options");
-  Fields inner(*options);
+  BodyFields inner(*options);
   const auto inner_flag = [&](const char* name) {
     const auto value = inner.take(name);
-    if (value && !value->is_boolean()) refuse(fmt::format("stream_options.{}", name), "true or false", shown(*value));
+    if (value && !value->is_boolean())
+      refuse_field(fmt::format("stream_options.{}", name), "true or false", shown_value(*value));
     return value && value->get<bool>();
   };
   out.include_usage = inner_flag("include_usage");
   out.continuous_usage = inner_flag("continuous_usage_stats");
 }
 
-void refuse_unsupported(Fields& fields) {
+/// Templates write roles as they are, so nothing else may be in them.
+bool is_role(const json& role) {
+  if (!role.is_string()) return false;
+  const auto& word = role.get_ref<const std::string&>();
+  return !word.empty() && word.size() <= 64 && std::all_of(word.begin(), word.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+  });
+}
+
+/// A message's content: text, parts of text, or nothing.
+void check_content(const std::string& name, const json& content) {
+  if (content.is_null() || content.is_string()) return;
+  if (!content.is_array()) refuse_field(name, "a string, a list of text parts, or null", shown_value(content));
+  for (size_t i = 0; i < content.size(); ++i) {
+    const std::string part = fmt::format("{}[{}]", name, i);
+    const json type = content[i].is_object() ? content[i].value("type", json()) : json();
+    if (type != json("text"))
+      refuse_field(part, "{\"type\": \"text\", \"text\": ...}: this server takes text only",
+                   type.is_null() ? shown_value(content[i]) : shown_value(type));
+    if (!content[i].value("text", json()).is_string())
+      refuse_field(part + ".text", "a string", shown_value(content[i].value("text", json())));
+  }
+}
+
+/// Tools are shown to the model, but what it makes of them stays text.
+void read_tool_choice(BodyFields& fields, const ChatMessages& chat) {
+  const auto choice = fields.take("tool_choice");
+  if (choice && *choice == json("none")) return;
+  if (chat.tools.empty() && (!choice || *choice == json("auto"))) return;
+  throw ApiError(400,
+                 "tool calls are not parsed by this version: send tool_choice \"none\" to have the tools in the prompt and the "
+                 "call in the text of the answer",
+                 "tool_choice", "unsupported_parameter");
+}
+
+void refuse_unsupported(BodyFields& fields) {
   fields.unsupported("use_beam_search", "use sampling with n, or temperature 0");
   fields.unsupported("suffix", "put the text before and after the gap into the prompt as the model was trained to see it");
   fields.unsupported("lora_request", "merge the adapter into the checkpoint");
@@ -372,7 +173,7 @@ void refuse_unsupported(Fields& fields) {
   for (const char* name : {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
     fields.unsupported(name, "use allowed_token_ids, or check the answer and ask again");
   if (const auto format = fields.take("response_format")) {
-    if (!format->is_object()) refuse("response_format", "an object", shown(*format));
+    if (!format->is_object()) refuse_field("response_format", "an object", shown_value(*format));
     if (format->value("type", json()) != json("text"))
       throw ApiError(
           400,
@@ -385,57 +186,111 @@ void refuse_unsupported(Fields& fields) {
 
 }  // namespace
 
-std::string as_quoted(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text.substr(0, kShownBytes)) {
-    const bool plain = c >= ' ' && c <= '~' && c != '"' && c != '\\';
-    out += plain ? std::string(1, c) : fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-  }
-  return out + (text.size() > kShownBytes ? "...\"" : "\"");
-}
+namespace {
 
-std::string error_json(int status, std::string_view message, std::string_view param, std::string_view code) {
-  const char* type = status == 401   ? "authentication_error"
-                     : status == 429 ? "rate_limit_error"
-                     : status >= 500 ? "server_error"
-                                     : "invalid_request_error";
-  ordered_json error;
-  error["message"] = message;
-  error["type"] = type;
-  error["param"] = param.empty() ? ordered_json() : ordered_json(param);
-  error["code"] = code.empty() ? ordered_json() : ordered_json(code);
-  ordered_json out;
-  out["error"] = std::move(error);
-  return dump(out);
-}
-
-std::string error_json(const ApiError& error) { return error_json(error.status, error.what(), error.param, error.code); }
-
-CompletionRequest parse_completion(std::string_view body, const ApiLimits& limits) {
-  BodyReader reader(limits);
-  json::sax_parse(body.begin(), body.end(), &reader);
-  CompletionRequest out;
-  out.prompts = std::move(reader.prompts);
-  Fields fields(std::move(reader.fields));
-  if (out.prompts.empty()) throw ApiError(400, "prompt is missing: a string, token ids, or a list of those", "prompt");
+/// What completions and chats have in common, but for the prompt and the log probabilities.
+void read_answer(BodyFields& fields, const ApiLimits& limits, int64_t default_tokens, CompletionRequest& out) {
   out.model = fields.text("model", kMaxModelBytes);
-  out.echo = fields.flag("echo", false);
   read_stream(fields, out);
-  read_lengths(fields, out);
+  read_lengths(fields, default_tokens, out);
   read_choices(fields, limits, out);
   read_sampling(fields, limits, out.base.sampling);
   read_stops(fields, limits, out);
   out.base.ignore_eos = fields.flag("ignore_eos", false);
-  out.base.log_probs = static_cast<int>(fields.integer("logprobs", 0, kMaxLogProbs).value_or(-1));
   out.base.prompt_log_probs = static_cast<int>(fields.integer("prompt_logprobs", 0, kMaxLogProbs).value_or(-1));
   out.base.cache_salt = fields.text("cache_salt", kMaxSaltBytes);
   out.return_token_ids = fields.flag("return_token_ids", false);
   out.tokens_as_ids = fields.flag("return_tokens_as_token_ids", false);
   out.skip_special_tokens = fields.flag("skip_special_tokens", true);
-  out.add_special_tokens = fields.flag("add_special_tokens", true);
+  out.timings = fields.flag("timings", false);
   refuse_unsupported(fields);
+}
+
+/// Which messages a chat is made of, as the model's template gets them.
+ChatMessages read_messages(BodyFields& fields, std::string_view body) {
+  const auto messages = fields.take("messages");
+  if (!messages) throw ApiError(400, "messages is missing: a list of objects with role and content", "messages");
+  if (!messages->is_array() || messages->empty())
+    refuse_field("messages", "a list of at least one message", shown_value(*messages));
+  for (size_t i = 0; i < messages->size(); ++i) {
+    const std::string name = fmt::format("messages[{}]", i);
+    const json& message = (*messages)[i];
+    if (!message.is_object()) refuse_field(name, "an object with role and content", shown_value(message));
+    const json role = message.value("role", json());
+    if (!is_role(role)) refuse_field(name + ".role", "a word of at most 64 letters, digits, - and _", shown_value(role));
+    check_content(name + ".content", message.value("content", json()));
+  }
+  const auto tools = fields.take("tools");
+  if (tools && !tools->is_array()) refuse_field("tools", "a list", shown_value(*tools));
+  const auto kwargs = fields.take("chat_template_kwargs");
+  if (kwargs && !kwargs->is_object()) refuse_field("chat_template_kwargs", "an object", shown_value(*kwargs));
+
+  // Once more, now with the keys in the order of the request: templates write schemas as they came.
+  const ordered_json in_order = ordered_json::parse(body.begin(), body.end());
+  ChatMessages out;
+  out.messages = in_order.at("messages");
+  if (tools) out.tools = in_order.at("tools");
+  if (kwargs) out.kwargs = in_order.at("chat_template_kwargs");
+  out.add_generation_prompt = fields.flag("add_generation_prompt", true);
+  out.continue_final_message = fields.flag("continue_final_message", false);
+  if (out.continue_final_message && out.add_generation_prompt && in_order.contains("add_generation_prompt"))
+    throw ApiError(400, "continue_final_message and add_generation_prompt exclude each other", "continue_final_message");
+  if (out.continue_final_message) out.add_generation_prompt = false;
+  return out;
+}
+
+}  // namespace
+
+CompletionRequest parse_completion(std::string_view body, const ApiLimits& limits) {
+  ParsedBody parsed = read_body(body, limits);
+  BodyFields fields(std::move(parsed.fields));
+  CompletionRequest out;
+  out.prompts = std::move(parsed.prompts);
+  if (out.prompts.empty()) throw ApiError(400, "prompt is missing: a string, token ids, or a list of those", "prompt");
+  out.echo = fields.flag("echo", false);
+  read_answer(fields, limits, kDefaultTokens, out);
+  out.base.log_probs = static_cast<int>(fields.integer("logprobs", 0, kMaxLogProbs).value_or(-1));
+  out.add_special_tokens = fields.flag("add_special_tokens", true);
+  const size_t prompts = out.prompts.size(), sequences = prompts * static_cast<size_t>(out.base.choices);
+  if (sequences > kMaxSequences)
+    refuse_field("n", fmt::format("so that there are at most {} answers in all", kMaxSequences),
+                 fmt::format("{} for each of {} prompts", out.base.choices, prompts));
+  if (const size_t allowed = out.base.sampling.allowed_tokens.size(); allowed * prompts > kMaxAllowed)
+    refuse_field("allowed_token_ids", fmt::format("at most {} for {} prompts", kMaxAllowed / prompts, prompts),
+                 std::to_string(allowed));
   out.ignored = fields.left();
   return out;
+}
+
+ChatRequest parse_chat(std::string_view body, const ApiLimits& limits) {
+  ApiLimits chat_limits = limits;
+  chat_limits.max_keys = kMaxChatKeys;
+  BodyFields fields(read_body(body, chat_limits, "").fields);
+  ChatRequest out;
+  CompletionRequest& answer = out.answer;
+  answer.chat = true;
+  answer.add_special_tokens = false;  // The template writes them.
+  out.chat = read_messages(fields, body);
+  read_answer(fields, limits, kMaxTokens, answer);
+  const auto top = fields.integer("top_logprobs", 0, kMaxLogProbs);
+  const bool log_probs = fields.flag("logprobs", false);
+  if (top.value_or(0) > 0 && !log_probs) throw ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs");
+  if (log_probs) answer.base.log_probs = static_cast<int>(top.value_or(0));
+  read_tool_choice(fields, out.chat);
+  fields.ignore({"parallel_tool_calls", "functions_call", "modalities", "verbosity"});
+  for (const char* name : {"functions", "function_call"}) fields.unsupported(name, "tool calls are not parsed");
+  fields.unsupported("audio", "send text");
+  fields.unsupported("web_search_options", "leave it out");
+  if (const auto effort = fields.take("reasoning_effort")) out.chat.kwargs["reasoning_effort"] = *effort;
+  answer.ignored = fields.left();
+  return out;
+}
+
+ChatMessages parse_chat_messages(std::string_view body, const ApiLimits& limits) {
+  ApiLimits chat_limits = limits;
+  chat_limits.max_keys = kMaxChatKeys;
+  BodyFields fields(read_body(body, chat_limits, "").fields);
+  return read_messages(fields, body);
 }
 
 namespace {
@@ -458,7 +313,7 @@ ordered_json log_probs_json(const std::vector<TokenEntry>& entries) {
     }
     // Several ids may have one spelling; the most probable stands for them.
     ordered_json top = ordered_json::object();
-    for (const auto& [token, value] : entry.top) {
+    for (const auto& [token, bytes, value] : entry.top) {
       const ordered_json number = log_prob_json(value);
       const auto it = top.find(token);
       if (it == top.end()) {
@@ -521,18 +376,118 @@ ordered_json choice_json(const ChoiceOut& choice) {
   return out;
 }
 
-}  // namespace
+ordered_json timings_json(const Timings& timings) {
+  const auto milliseconds = [](int64_t us) { return static_cast<double>(us) / 1000; };
+  ordered_json out;
+  out["queue_ms"] = milliseconds(timings.queue_us);
+  out["prefill_ms"] = milliseconds(timings.prefill_us);
+  out["decode_ms"] = milliseconds(timings.decode_us);
+  out["prompt_tokens"] = timings.prompt_tokens;
+  out["cached_tokens"] = timings.cached_tokens;
+  out["completion_tokens"] = timings.completion_tokens;
+  return out;
+}
 
-std::string completion_json(const CompletionHead& head, std::span<const ChoiceOut> choices, const Usage* usage) {
+/// What follows the choices.
+void add_end(ordered_json& out, const Usage* usage, const Timings* timings) {
+  if (usage != nullptr) out["usage"] = usage_json(*usage);
+  if (timings != nullptr) out["timings"] = timings_json(*timings);
+}
+
+ordered_json chat_token_json(const std::string& token, const std::string& raw, float log_prob) {
+  ordered_json out;
+  out["token"] = token;
+  out["logprob"] = log_prob_json(log_prob);
+  ordered_json& bytes = out["bytes"] = ordered_json::array();
+  for (const char c : raw) bytes.push_back(static_cast<unsigned char>(c));
+  return out;
+}
+
+ordered_json chat_log_probs_json(const std::vector<TokenEntry>& entries) {
+  ordered_json list = ordered_json::array();
+  for (const TokenEntry& entry : entries) {
+    ordered_json one = chat_token_json(entry.token, entry.bytes, entry.log_prob.value_or(0));
+    ordered_json& top = one["top_logprobs"] = ordered_json::array();
+    for (const TokenEntry::Top& other : entry.top) top.push_back(chat_token_json(other.token, other.bytes, other.log_prob));
+    list.push_back(std::move(one));
+  }
+  ordered_json out;
+  out["content"] = std::move(list);
+  out["refusal"] = nullptr;
+  return out;
+}
+
+/// What a choice of a chat has beside its text.
+void add_choice_end(ordered_json& out, const ChoiceOut& choice) {
+  out["logprobs"] = choice.log_probs ? chat_log_probs_json(*choice.log_probs) : ordered_json();
+  out["finish_reason"] = choice.finish_reason.empty() ? ordered_json() : ordered_json(choice.finish_reason);
+  ordered_json& reason = out["stop_reason"];
+  if (const auto* token = std::get_if<int32_t>(&choice.stop_reason)) reason = *token;
+  if (const auto* text = std::get_if<std::string>(&choice.stop_reason)) reason = *text;
+  if (choice.token_ids) out["token_ids"] = *choice.token_ids;
+}
+
+ordered_json head_json(const CompletionHead& head, const char* object) {
   ordered_json out;
   out["id"] = head.id;
-  out["object"] = "text_completion";
+  out["object"] = object;
   out["created"] = head.created;
   out["model"] = head.model;
+  return out;
+}
+
+}  // namespace
+
+std::string chat_json(const CompletionHead& head, std::span<const ChoiceOut> choices, const Usage* usage,
+                      const Timings* timings) {
+  ordered_json out = head_json(head, "chat.completion");
+  ordered_json& list = out["choices"] = ordered_json::array();
+  for (const ChoiceOut& choice : choices) {
+    ordered_json one;
+    one["index"] = choice.index;
+    ordered_json& message = one["message"];
+    message["role"] = "assistant";
+    message["content"] = choice.text;
+    message["refusal"] = nullptr;
+    if (choice.reasoning) message["reasoning_content"] = *choice.reasoning;
+    add_choice_end(one, choice);
+    list.push_back(std::move(one));
+  }
+  for (const ChoiceOut& choice : choices) {  // As vLLM has them, once: a chat has one prompt.
+    if (choice.prompt_token_ids) out["prompt_token_ids"] = *choice.prompt_token_ids;
+    if (choice.prompt_log_probs) out["prompt_logprobs"] = prompt_log_probs_json(*choice.prompt_log_probs);
+  }
+  add_end(out, usage, timings);
+  return dump(out);
+}
+
+std::string chat_chunk_json(const CompletionHead& head, std::span<const ChoiceOut> choices, const Usage* usage,
+                            const Timings* timings) {
+  ordered_json out = head_json(head, "chat.completion.chunk");
+  ordered_json& list = out["choices"] = ordered_json::array();
+  for (const ChoiceOut& choice : choices) {
+    ordered_json one;
+    one["index"] = choice.index;
+    ordered_json& delta = one["delta"] = ordered_json::object();
+    if (choice.begins) delta["role"] = "assistant";
+    if (choice.begins || !choice.text.empty()) delta["content"] = choice.text;
+    if (choice.reasoning && !choice.reasoning->empty()) delta["reasoning_content"] = *choice.reasoning;
+    add_choice_end(one, choice);
+    list.push_back(std::move(one));
+    if (choice.prompt_token_ids) out["prompt_token_ids"] = *choice.prompt_token_ids;
+    if (choice.prompt_log_probs) out["prompt_logprobs"] = prompt_log_probs_json(*choice.prompt_log_probs);
+  }
+  add_end(out, usage, timings);
+  return dump(out);
+}
+
+std::string completion_json(const CompletionHead& head, std::span<const ChoiceOut> choices, const Usage* usage,
+                            const Timings* timings) {
+  ordered_json out = head_json(head, "text_completion");
   ordered_json list = ordered_json::array();
   for (const ChoiceOut& choice : choices) list.push_back(choice_json(choice));
   out["choices"] = std::move(list);
-  if (usage != nullptr) out["usage"] = usage_json(*usage);
+  add_end(out, usage, timings);
   return dump(out);
 }
 

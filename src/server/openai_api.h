@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -9,42 +10,11 @@
 #include <variant>
 #include <vector>
 
-#include "base/check.h"
 #include "engine/request.h"
+#include "server/api_error.h"
+#include "server/api_fields.h"
 
 namespace weft {
-
-/// A request that is answered with an HTTP error in OpenAI's shape.
-class ApiError : public UserError {
- public:
-  /// `param` is the field that is wrong, `code` a word for programs; both may be empty.
-  ApiError(int status_in, const std::string& message, std::string param_in = {}, std::string code_in = {})
-      : UserError(message), status(status_in), param(std::move(param_in)), code(std::move(code_in)) {}
-
-  int status;
-  std::string param, code;
-  int retry_after_s = 0;  ///< 0: nothing is said about that
-};
-
-/// {"error": {"message", "type", "param", "code"}}.
-std::string error_json(int status, std::string_view message, std::string_view param = {}, std::string_view code = {});
-std::string error_json(const ApiError& error);
-
-/// What a request is checked against while it is read.
-struct ApiLimits {
-  int64_t vocab = 0;            ///< token ids are 0 to vocab - 1
-  int max_prompts = 1024;       ///< in one request
-  int max_choices = 128;        ///< n
-  int max_stops = 64;           ///< stop strings
-  size_t max_values = 1 << 17;  ///< JSON values outside the prompt
-};
-
-/// A prompt as it came: text, or token ids.
-struct PromptInput {
-  bool is_text = false;
-  std::string text;
-  std::vector<int32_t> ids;
-};
 
 /// POST /v1/completions as far as it can be understood without a model.
 struct CompletionRequest {
@@ -62,19 +32,47 @@ struct CompletionRequest {
   bool add_special_tokens = true;    ///< when a text prompt is tokenised
   bool include_stop = false;         ///< the stop string is part of the answer
   int64_t truncate_prompt = 0;       ///< keep so many of the last prompt tokens; 0: all; -1: as many as the model takes
+  bool chat = false;                 ///< spelled as a chat completion
+  bool timings = false;              ///< the answer ends with where its time went
+  bool reasoning = false;            ///< thoughts are taken out of the text
+  bool reasoning_open = false;       ///< the prompt ends within them
   std::vector<std::string> ignored;  ///< fields that this server does not know
+};
+
+/// What a chat template makes a prompt of. Objects keep the order of their keys.
+struct ChatMessages {
+  nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+  nlohmann::ordered_json tools = nlohmann::ordered_json::array();
+  nlohmann::ordered_json kwargs = nlohmann::ordered_json::object();  ///< more variables of the template
+  bool add_generation_prompt = true;                                 ///< the prompt ends where the assistant begins
+  bool continue_final_message = false;                               ///< or within the last message
+};
+
+/// POST /v1/chat/completions as far as it can be understood without a model. `answer` has no prompt yet.
+struct ChatRequest {
+  ChatMessages chat;
+  CompletionRequest answer;
 };
 
 /// Reads the body of POST /v1/completions. Throws ApiError with status 400 that names the field, its value and what would be
 /// accepted. null means the default everywhere; of a field that comes twice, the last counts.
 CompletionRequest parse_completion(std::string_view body, const ApiLimits& limits);
+/// The same of POST /v1/chat/completions.
+ChatRequest parse_chat(std::string_view body, const ApiLimits& limits);
+/// Only the messages of such a body, and what belongs to them: for /tokenize and /apply-template.
+ChatMessages parse_chat_messages(std::string_view body, const ApiLimits& limits);
 
 /// The log probabilities of one token as OpenAI's completions spell them.
 struct TokenEntry {
+  struct Top {
+    std::string token, bytes;
+    float log_prob = 0;
+  };
   std::string token;
-  std::optional<float> log_prob;                   ///< none: the first token of a prompt has no context
-  std::vector<std::pair<std::string, float>> top;  ///< the most probable ones, and the token itself
-  int64_t offset = 0;                              ///< characters of the text before it
+  std::string bytes = {};         ///< of a chat: those of the token itself, which may be a part of a character
+  std::optional<float> log_prob;  ///< none: the first token of a prompt has no context
+  std::vector<Top> top;           ///< the most probable ones, and of completions the token itself
+  int64_t offset = 0;             ///< characters of the text before it
 };
 
 /// The log probabilities of a prompt token by id, as vLLM's prompt_logprobs spells them.
@@ -91,7 +89,9 @@ struct PromptTokenEntry {
 /// A choice, or what a chunk of a stream adds to one.
 struct ChoiceOut {
   int index = 0;
+  bool begins = false;  ///< the first chunk of a choice of a chat
   std::string text;
+  std::optional<std::string> reasoning;  ///< what the model thought before its answer, where that is kept apart
   std::optional<std::vector<TokenEntry>> log_probs;
   std::string finish_reason;                                       ///< "": null
   std::variant<std::monostate, int32_t, std::string> stop_reason;  ///< the token or text that ended it, where one was asked for
@@ -104,15 +104,24 @@ struct Usage {
   std::vector<int64_t> kv_tokens_per_rank;  ///< of the prompts' KV, how many tokens each rank of a DCP group holds
 };
 
+/// Where the time of an answer went, of its slowest prompt.
+struct Timings {
+  int64_t queue_us = 0, prefill_us = 0, decode_us = 0;
+  int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
+};
+
 struct CompletionHead {
   std::string id, model;
   int64_t created = 0;  ///< seconds since 1970
 };
 
-/// A whole answer, or one chunk of a stream: completions spell both alike. `usage` may be null.
-std::string completion_json(const CompletionHead& head, std::span<const ChoiceOut> choices, const Usage* usage);
-
-/// Untrusted text for a message or the log: in quotes, on one line, shortened.
-std::string as_quoted(std::string_view text);
+/// A whole answer, or one chunk of a stream: completions spell both alike. `usage` and `timings` may be null.
+std::string completion_json(const CompletionHead& head, std::span<const ChoiceOut> choices, const Usage* usage,
+                            const Timings* timings = nullptr);
+/// The same of a chat: a whole answer, and a chunk.
+std::string chat_json(const CompletionHead& head, std::span<const ChoiceOut> choices, const Usage* usage,
+                      const Timings* timings = nullptr);
+std::string chat_chunk_json(const CompletionHead& head, std::span<const ChoiceOut> choices, const Usage* usage,
+                            const Timings* timings = nullptr);
 
 }  // namespace weft

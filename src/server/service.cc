@@ -10,22 +10,39 @@
 #include <random>
 
 #include "base/log.h"
+#include "server/token_api.h"
 
 namespace weft {
 namespace {
 
 using ordered_json = nlohmann::ordered_json;
 
-constexpr std::string_view kBearer = "Bearer ";
+constexpr std::string_view kBearer = "bearer ";  // in any case
 constexpr int kMaxRetryAfter = 60;
+constexpr size_t kMostTokenTexts = size_t{1} << 20;
+
+enum class Access : uint8_t { open, key, admin };
 
 struct Route {
   std::string_view path, method;
-  bool open = false;  ///< without a key
+  Access access = Access::key;
 };
 constexpr Route kRoutes[] = {
-    {"/health", "GET", true}, {"/ready", "GET", true}, {"/v1/models", "GET"}, {"/v1/completions", "POST"},
-    {"/metrics", "GET"},      {"/version", "GET"},     {"/v1/load", "GET"},   {"/server_info", "GET"},
+    {"/health", "GET", Access::open},
+    {"/ready", "GET", Access::open},
+    {"/v1/models", "GET"},
+    {"/v1/completions", "POST"},
+    {"/v1/chat/completions", "POST"},
+    {"/tokenize", "POST"},
+    {"/detokenize", "POST"},
+    {"/apply-template", "POST"},
+    {"/reset_prefix_cache", "POST", Access::admin},
+    {"/metrics", "GET"},
+    {"/version", "GET"},
+    {"/v1/load", "GET"},
+    {"/load", "GET"},
+    {"/server_info", "GET"},
+    {"/get_server_info", "GET"},
 };
 
 /// Routes that clients know from elsewhere, and what to do instead.
@@ -35,10 +52,8 @@ struct MissingRoute {
   std::string_view instead;
 };
 constexpr MissingRoute kMissing[] = {
-    {"/v1/chat/completions", 501,
-     "chat templates are not in this version; render the messages yourself and POST them to /v1/completions"},
-    {"/v1/responses", 501, "use /v1/completions"},
-    {"/v1/messages", 501, "use /v1/completions"},
+    {"/v1/responses", 501, "use /v1/chat/completions"},
+    {"/v1/messages", 501, "use /v1/chat/completions"},
     {"/v1/embeddings", 501, "this server generates text only; use a server for embedding models"},
     {"/v1/score", 501, "this server generates text only; /v1/completions with echo and logprobs scores a text"},
     {"/v1/rerank", 501, "this server generates text only; use a server for ranking models"},
@@ -47,8 +62,6 @@ constexpr MissingRoute kMissing[] = {
     {"/v1/images/generations", 501, "this server generates text only"},
     {"/v1/load_lora_adapter", 501, "merge the adapter into the checkpoint"},
     {"/v1/unload_lora_adapter", 501, "merge the adapter into the checkpoint"},
-    {"/tokenize", 501, "not in this version; /v1/completions takes text and token ids"},
-    {"/detokenize", 501, "not in this version; /v1/completions answers with text and, with return_token_ids, token ids"},
 };
 
 const Route* find_route(std::string_view path) {
@@ -74,6 +87,15 @@ uint64_t random_base() {
   return uint64_t{device()} << 32 | device();
 }
 
+/// Names that a client made up, for the log.
+std::string quoted_names(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 20;
+  std::vector<std::string> quoted;
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) quoted.push_back(as_quoted(names[i]));
+  return fmt::format("{}{}", fmt::join(quoted, ", "),
+                     names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : "");
+}
+
 /// A header value of the client's that may go into a header of ours.
 bool is_plain(std::string_view text) {
   return text.size() <= 1024 && std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
@@ -92,7 +114,8 @@ Service::State Service::state() const {
   return backend == nullptr ? State::loading : State::ready;
 }
 
-void Service::open(Backend& backend, const Tokenizer* tokenizer) {
+void Service::open(Backend& backend, const Tokenizer* tokenizer, RenderChat render) {
+  render_ = std::move(render);
   tokenizer_.store(tokenizer, std::memory_order_release);
   backend_.store(&backend, std::memory_order_release);
 }
@@ -129,13 +152,20 @@ std::string_view Service::route(std::string_view path) {
 }
 
 bool Service::authorized(const HttpHead& head) const {
-  if (config_.api_keys.empty()) return true;
   const Route* route = find_route(head.path);
-  if (route != nullptr && (route->open || (config_.open_metrics && route->path == "/metrics"))) return true;
+  const Access access = route == nullptr                                    ? Access::key
+                        : config_.open_metrics && route->path == "/metrics" ? Access::open
+                                                                            : route->access;
+  if (access == Access::open || (access == Access::key && config_.api_keys.empty())) return true;
   std::string_view given = head.authorization;
-  given.remove_prefix(given.starts_with(kBearer) ? kBearer.size() : given.size());
+  const bool bearer = given.size() >= kBearer.size() &&
+                      std::equal(kBearer.begin(), kBearer.end(), given.begin(),
+                                 [](char a, char b) { return a == (b >= 'A' && b <= 'Z' ? b + ('a' - 'A') : b); });
+  given.remove_prefix(bearer ? kBearer.size() : given.size());
   bool known = false;
-  for (const std::string& key : config_.api_keys) known |= same_secret(given, key);
+  for (const std::string& key : config_.admin_keys) known |= same_secret(given, key);
+  if (access == Access::key)
+    for (const std::string& key : config_.api_keys) known |= same_secret(given, key);
   return known;
 }
 
@@ -163,8 +193,15 @@ std::optional<HttpResponse> Service::answer(const HttpHead& head) {
       out.headers.emplace_back("Access-Control-Allow-Headers", head.preflight_headers);
     return out;
   }
-  if (!authorized(head))
+  if (!authorized(head)) {
+    const Route* secret = find_route(head.path);
+    if (secret != nullptr && secret->access == Access::admin)
+      return error(ApiError(config_.admin_keys.empty() ? 403 : 401,
+                            fmt::format("{} needs a key of --admin-api-key{}", secret->path,
+                                        config_.admin_keys.empty() ? ", of which this server has none" : ""),
+                            {}, "admin_key_needed"));
     return error(ApiError(401, "the API key is missing or wrong: send Authorization: Bearer KEY", {}, "invalid_api_key"));
+  }
   const Route* route = find_route(head.path);
   if (route == nullptr) {
     const auto missing =
@@ -173,8 +210,9 @@ std::optional<HttpResponse> Service::answer(const HttpHead& head) {
       return error(ApiError(missing->status, fmt::format("{} is not supported: {}", missing->path, missing->instead), {},
                             "not_supported"));
     return error(ApiError(404,
-                          fmt::format("there is no {}: POST /v1/completions, GET /v1/models, /health, /ready, /metrics, "
-                                      "/version, /server_info or /v1/load",
+                          fmt::format("there is no {}: POST /v1/chat/completions, /v1/completions, /tokenize, /detokenize, "
+                                      "/apply-template, GET /v1/models, /health, /ready, /metrics, /version, /server_info or "
+                                      "/v1/load",
                                       as_quoted(head.path)),
                           {}, "not_found"));
   }
@@ -216,8 +254,8 @@ std::optional<HttpResponse> Service::get(const HttpHead& head) {
     return HttpResponse{.body = metrics_text(backend(), http_, config_.model_names.front()),
                         .content_type = "text/plain; version=0.0.4; charset=utf-8"};
   if (backend() == nullptr) return error(ApiError(503, "the model is loading", {}, "loading"));
-  if (head.path == "/server_info") return info();
-  if (head.path == "/v1/load") return load();
+  if (head.path == "/server_info" || head.path == "/get_server_info") return info();
+  if (head.path == "/v1/load" || head.path == "/load") return load();
   return models(std::string_view(head.path).substr(std::string_view("/v1/models").size()));
 }
 
@@ -254,6 +292,7 @@ HttpResponse Service::info() const {
   out["kv_cache_dtype"] = info.kv_dtype;
   out["vocab_size"] = info.vocab;
   out["has_tokenizer"] = tokenizer_.load() != nullptr;
+  out["has_chat_template"] = render_ != nullptr;
   out["max_model_len"] = info.max_model_len;
   out["kv_capacity_tokens"] = info.capacity_tokens;
   out["kv_blocks"] = info.blocks;
@@ -283,29 +322,89 @@ int Service::retry_after() const {
   return rate > 0 ? static_cast<int>(std::clamp(std::ceil(waiting / rate), 1.0, double{kMaxRetryAfter})) : 1;
 }
 
-std::string Service::next_id() { return fmt::format("cmpl-{:016x}{:08x}", id_base_, ids_++); }
+std::string Service::next_id(const char* prefix) { return fmt::format("{}-{:016x}{:08x}", prefix, id_base_, ids_++); }
+
+ApiLimits Service::limits(const Backend& backend) const {
+  const Tokenizer* tokenizer = tokenizer_.load(std::memory_order_acquire);
+  ApiLimits out;
+  out.vocab = tokenizer == nullptr ? backend.info().vocab : std::min<int64_t>(backend.info().vocab, tokenizer->vocab_size());
+  return out;
+}
+
+void Service::require_known(const std::string& model) const {
+  const auto& names = config_.model_names;
+  if (!model.empty() && std::find(names.begin(), names.end(), model) == names.end())
+    throw ApiError(404, fmt::format("there is no model {}: {}", as_quoted(model), fmt::join(names, ", ")), "model",
+                   "model_not_found");
+}
+
+Service::Reply Service::complete(CompletionRequest request, Backend& backend, const char* id_prefix) {
+  if (!request.ignored.empty()) log::debug("fields ignored: {}", quoted_names(request.ignored));
+  CompletionHead answer{.id = next_id(id_prefix),
+                        .model = request.model.empty() ? config_.model_names.front() : request.model,
+                        .created = static_cast<int64_t>(std::time(nullptr))};
+  const Tokenizer* tokenizer = tokenizer_.load(std::memory_order_acquire);
+  // Made before the reply: GCC 12 destroys the members of an aggregate twice where one of them throws.
+  auto completion = std::make_unique<Completion>(std::move(request), backend, tokenizer, std::move(answer));
+  return {.now = {}, .later = std::move(completion)};
+}
+
+HttpResponse Service::tokenize(const std::string& body, Backend& backend) const {
+  const Tokenizer* tokenizer = tokenizer_.load(std::memory_order_acquire);
+  if (tokenizer == nullptr) throw ApiError(400, "the model folder has no tokenizer.json", {}, "no_tokenizer");
+  const TokenizeRequest request = parse_tokenize(body, limits(backend));
+  require_known(request.model);
+  const PromptInput prompt = request.chat ? chat_prompt(*request.chat, render_, tokenizer)
+                                          : PromptInput{.is_text = true, .text = *request.prompt, .ids = {}};
+  const std::vector<int32_t> ids = tokenizer->encode(
+      prompt.text, {.add_special_tokens = request.add_special_tokens.value_or(!request.chat.has_value()), .mark = prompt.mark});
+  if (request.return_token_strs && ids.size() > kMostTokenTexts)
+    throw ApiError(400, fmt::format("return_token_strs is for at most {} tokens: the text has {}", kMostTokenTexts, ids.size()),
+                   "return_token_strs");
+  std::vector<std::string> texts;
+  if (request.return_token_strs)
+    for (const int32_t id : ids) texts.push_back(tokenizer->decode({&id, 1}, false));
+  return {.body = tokenize_json(ids, request.return_token_strs ? &texts : nullptr, backend.info().max_model_len)};
+}
+
+HttpResponse Service::detokenize(const std::string& body, Backend& backend) const {
+  const Tokenizer* tokenizer = tokenizer_.load(std::memory_order_acquire);
+  if (tokenizer == nullptr) throw ApiError(400, "the model folder has no tokenizer.json", {}, "no_tokenizer");
+  const DetokenizeRequest request = parse_detokenize(body, limits(backend));
+  require_known(request.model);
+  return {.body = prompt_json(tokenizer->decode(request.tokens, false))};
+}
+
+Service::Reply Service::reply(std::string_view path, const std::string& body, Backend& backend) {
+  if (path == "/v1/chat/completions") {
+    ChatRequest request = parse_chat(body, limits(backend));
+    require_known(request.answer.model);
+    PromptInput prompt = chat_prompt(request.chat, render_, tokenizer_.load(std::memory_order_acquire));
+    request.answer.reasoning = config_.parse_reasoning;
+    request.answer.reasoning_open = ReasoningSplitter::leaves_open(prompt.text);
+    request.answer.prompts.push_back(std::move(prompt));
+    return complete(std::move(request.answer), backend, "chatcmpl");
+  }
+  if (path == "/tokenize") return {.now = tokenize(body, backend)};
+  if (path == "/detokenize") return {.now = detokenize(body, backend)};
+  if (path == "/apply-template") {
+    const PromptInput prompt = chat_prompt(parse_chat_messages(body, limits(backend)), render_, nullptr);
+    return {.now = {.body = prompt_json(prompt.text)}};
+  }
+  if (path == "/reset_prefix_cache") {
+    backend.reset_prefix_cache();
+    return {.now = json_response(ordered_json::object())};
+  }
+  CompletionRequest request = parse_completion(body, limits(backend));
+  require_known(request.model);
+  return complete(std::move(request), backend, "cmpl");
+}
 
 Service::Reply Service::handle(const HttpHead& head, std::string body) {
-  (void)head;  // One route has a body so far.
   try {
     Backend* backend = this->backend();
     if (backend == nullptr) throw ApiError(503, "the model is loading", {}, "loading");
-    const Tokenizer* tokenizer = tokenizer_.load(std::memory_order_acquire);
-    ApiLimits limits;
-    limits.vocab =
-        tokenizer == nullptr ? backend->info().vocab : std::min<int64_t>(backend->info().vocab, tokenizer->vocab_size());
-    CompletionRequest request = parse_completion(body, limits);
-    body = {};
-    const auto& names = config_.model_names;
-    if (!request.model.empty() && std::find(names.begin(), names.end(), request.model) == names.end())
-      throw ApiError(404, fmt::format("there is no model {}: {}", as_quoted(request.model), fmt::join(names, ", ")), "model",
-                     "model_not_found");
-    if (!request.ignored.empty()) log::debug("fields ignored: {}", fmt::join(request.ignored, ", "));
-    CompletionHead answer{.id = next_id(),
-                          .model = request.model.empty() ? names.front() : request.model,
-                          .created = static_cast<int64_t>(std::time(nullptr))};
-    auto completion = std::make_unique<Completion>(std::move(request), *backend, tokenizer, std::move(answer));
-    return {.now = {}, .later = std::move(completion)};
+    return reply(head.path, std::exchange(body, {}), *backend);
   } catch (const ApiError& refused) {
     return {.now = error(refused)};
   } catch (const UserError& refused) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/chat.h"
 #include "server/completion.h"
 #include "server/metrics.h"
 
@@ -35,10 +36,12 @@ class Service {
  public:
   struct Config {
     std::vector<std::string> model_names;      ///< the first one is told, all are accepted
-    std::vector<std::string> api_keys;         ///< none: everybody may do everything
+    std::vector<std::string> api_keys;         ///< none: everybody may do everything but administer
+    std::vector<std::string> admin_keys = {};  ///< may do everything; none: nobody administers
     std::vector<std::string> allowed_origins;  ///< of web pages; "*": all
     bool open_metrics = false;                 ///< /metrics without a key
     bool log_requests = true;
+    bool parse_reasoning = false;  ///< thoughts of chats are told apart from their answers
     std::string version;
   };
   explicit Service(Config config);
@@ -46,8 +49,8 @@ class Service {
   // --- what the process does --------------------------------------------------------------------------------------------
   enum class State : uint8_t { loading, ready, draining, failed };
   State state() const;
-  /// The model is loaded. Both outlive the service; `tokenizer` may be null.
-  void open(Backend& backend, const Tokenizer* tokenizer);
+  /// The model is loaded. Both outlive the service; `tokenizer` and `render` may be null. Call once.
+  void open(Backend& backend, const Tokenizer* tokenizer, RenderChat render = nullptr);
   void begin_drain() { draining_ = true; }
   /// Why the engine stopped for ever; empty while it has not.
   std::string failure() const;
@@ -77,17 +80,24 @@ class Service {
 
  private:
   bool authorized(const HttpHead& head) const;
+  Reply complete(CompletionRequest request, Backend& backend, const char* id_prefix);
+  Reply reply(std::string_view path, const std::string& body, Backend& backend);
+  ApiLimits limits(const Backend& backend) const;
+  void require_known(const std::string& model) const;
+  HttpResponse tokenize(const std::string& body, Backend& backend) const;
+  HttpResponse detokenize(const std::string& body, Backend& backend) const;
   std::optional<HttpResponse> get(const HttpHead& head);
   HttpResponse models(std::string_view only) const;
   HttpResponse info() const;
   HttpResponse load() const;
   int retry_after() const;
-  std::string next_id();
+  std::string next_id(const char* prefix);
 
   const Config config_;
   const int64_t started_s_;
   std::atomic<Backend*> backend_{nullptr};
   std::atomic<const Tokenizer*> tokenizer_{nullptr};
+  RenderChat render_;  ///< as backend_, which is stored after it
   std::atomic<bool> draining_{false};
   const uint64_t id_base_;
   std::atomic<uint64_t> ids_{0};

@@ -32,6 +32,10 @@ class AddedTokenFinder {
   /// returns what it returned last. Requires: valid UTF-8.
   using Sink = std::function<bool(std::string_view text, int32_t id)>;
   bool find(std::string_view text, const Sink& piece) const;
+  /// Whether one of the tokens is written at byte `at`.
+  bool begins_at(std::string_view text, size_t at) const {
+    return begins_[static_cast<unsigned char>(text[at])] && longest_at(text, at).token != kNone;
+  }
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,10 +13,31 @@
 
 namespace weft {
 
+/// Texts that end an answer, made ready for the search once for all its choices. Copies share one memory.
+class StopTexts {
+ public:
+  StopTexts() = default;
+  /// Throws UserError if one is empty or not UTF-8.
+  explicit StopTexts(const std::vector<std::string>& texts);
+  StopTexts(std::initializer_list<std::string> texts) : StopTexts(std::vector<std::string>(texts)) {}
+
+  size_t size() const { return all_ == nullptr ? 0 : all_->size(); }
+  const std::string& text(size_t i) const { return (*all_)[i].text; }
+  /// Per length of a beginning of a text, the longest proper end of it that is a beginning too (Knuth, Morris and Pratt).
+  const std::vector<uint32_t>& fallback(size_t i) const { return (*all_)[i].fallback; }
+
+ private:
+  struct One {
+    std::string text;
+    std::vector<uint32_t> fallback;
+  };
+  std::shared_ptr<const std::vector<One>> all_;
+};
+
 struct DetokenizerOptions {
-  bool skip_special = true;             ///< special tokens are no text
-  std::vector<std::string> stops = {};  ///< the text ends before the first of these
-  bool include_stop = false;            ///< or rather after it
+  bool skip_special = true;   ///< special tokens are no text
+  StopTexts stops = {};       ///< the text ends before the first of these
+  bool include_stop = false;  ///< or rather after it
 };
 
 /// The text of one growing answer, in pieces that may be sent at once. Each piece is valid UTF-8: of a character whose bytes
@@ -27,7 +50,6 @@ struct DetokenizerOptions {
 /// Thread: one at a time. The tokenizer must outlive it.
 class Detokenizer {
  public:
-  /// Throws UserError if a stop string is empty or not UTF-8.
   explicit Detokenizer(const Tokenizer& tokenizer, DetokenizerOptions options = {});
 
   /// The text that is certain now and was not before, possibly none. After a stop: none.
@@ -41,19 +63,14 @@ class Detokenizer {
   size_t held_bytes() const { return held_.size() + characters_.held_bytes(); }
 
  private:
-  /// How much of one stop string the end of the text is (Knuth, Morris and Pratt).
-  struct Matcher {
-    std::vector<uint32_t> fallback;  ///< [length] of each beginning, its longest proper end that is a beginning too
-    size_t matched = 0;
-  };
   std::string pass(std::string_view text);
   bool advance(size_t stop, char next);
 
   const Tokenizer& tokenizer_;
   DetokenizerOptions options_;
   Utf8Stream characters_;
-  std::vector<Matcher> matchers_;
-  std::string held_;  ///< the longest end of the text that a stop string begins with
+  std::vector<uint32_t> matched_;  ///< per stop string, how much of it the end of the text is
+  std::string held_;               ///< the longest end of the text that a stop string begins with
   std::optional<size_t> stop_;
 };
 

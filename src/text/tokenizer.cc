@@ -61,12 +61,29 @@ std::vector<AddedToken> those_normalized(const TokenizerFile& file, bool normali
   return tokens;
 }
 
+std::vector<AddedToken> those_special(const TokenizerFile& file) {
+  std::vector<AddedToken> tokens;
+  for (const AddedToken& token : file.added_tokens)
+    if (token.special) tokens.push_back(token);
+  return tokens;
+}
+
+std::string without(std::string_view text, std::string_view mark) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(mark, at), text.size());
+    out += text.substr(at, end - at);
+    at = end + mark.size();
+  }
+  return out;
+}
+
 }  // namespace
 
 struct Tokenizer::Parts {
   explicit Parts(TokenizerFile file);
 
-  AddedTokenFinder added, normalized_added;
+  AddedTokenFinder added, normalized_added, specials;
   bool nfc;
   PreTokenizer words;
   Bpe bpe;
@@ -80,6 +97,7 @@ struct Tokenizer::Parts {
 Tokenizer::Parts::Parts(TokenizerFile file)
     : added(those_normalized(file, false)),
       normalized_added(those_normalized(file, true)),
+      specials(those_special(file)),
       nfc(file.nfc),
       words(pre_tokenizer(file)),
       bpe(weft::bpe(file)),
@@ -144,6 +162,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
   };
   const auto add_normalized = [&](std::string_view part, int32_t id) {
     if (id >= 0) return add(id);
+    std::string unmarked;
+    if (!options.mark.empty() && part.find(options.mark) != part.npos) part = unmarked = without(part, options.mark);
     parts_->words.cut(part, scratch, add_word);
     return wants_more();
   };
@@ -163,6 +183,18 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
   }
   if (options.add_special_tokens) ids.insert(ids.end(), parts_->after.begin(), parts_->after.end());
   return ids;
+}
+
+std::string Tokenizer::break_special(std::string_view text, std::string_view mark) const {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const bool begins = parts_->specials.begins_at(text, at);
+    do {
+      out += text[at++];
+    } while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80);
+    if (begins) out += mark;
+  }
+  return out;
 }
 
 std::string_view Tokenizer::token_bytes(int32_t id) const {

@@ -18,6 +18,8 @@ struct EncodeOptions {
   /// Added tokens such as "<|im_end|>" written in the text become that token. Off for text that a user may have written: it
   /// then stays plain text.
   bool parse_added_tokens = true;
+  /// A piece of text that stands for nothing: it is left out, and no added token is read across it. See break_special().
+  std::string_view mark = {};
   /// Once there are more ids than this, the rest of the text is not read: a caller with a limit need not wait for a text that
   /// is far too long. The result then has more than max_tokens ids.
   int64_t max_tokens = std::numeric_limits<int64_t>::max();
@@ -45,6 +47,10 @@ class Tokenizer {
 
   /// Throws UserError if `text` is not UTF-8.
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
+
+  /// `text` with `mark` inside of everything that would be read as a special token: encoded with that mark it is plain text,
+  /// whatever is put around it. `mark` is a character that the text does not have.
+  std::string break_special(std::string_view text, std::string_view mark) const;
 
   /// The bytes of a token, which may be a part of a character only. Empty for an id without a token: models have more rows than
   /// tokenizers have tokens. Valid as long as the tokenizer.

@@ -47,27 +47,35 @@ const std::vector<Command>& commands() {
        .summary = "Answer OpenAI completion requests over HTTP.",
        .positional = "MODEL",
        .takes_engine_flags = true,
-       .options = {{.name = "model", .value = "MODEL", .help = "The same as the MODEL without a flag."},
-                   {.name = "host",
-                    .value = "ADDRESS",
-                    .help = "To listen on; 127.0.0.1 if not given. 0.0.0.0 is every network."},
-                   {.name = "port", .value = "N", .help = "8000 if not given; with 0 the system chooses, and it is printed."},
-                   {.name = "served-model-name",
-                    .value = "NAME,...",
-                    .help = "Names of the model in requests; its folder if not given."},
-                   {.name = "api-key",
-                    .value = "KEY,...",
-                    .help = "Only requests with one of these keys are answered. Also WEFT_API_KEY."},
-                   {.name = "api-key-file", .value = "FILE", .help = "The same, a key in each line."},
-                   {.name = "open-metrics", .value = "", .help = "/metrics needs no key."},
-                   {.name = "allowed-origins", .value = "ORIGIN,...", .help = "Web pages that may ask; * if not given."},
-                   {.name = "max-body-size", .value = "BYTES", .help = "Of a request, also as 64M, which it is if not given."},
-                   {.name = "max-connections", .value = "N", .help = "Open at once; 16384 if not given."},
-                   {.name = "shutdown-timeout",
-                    .value = "SECONDS",
-                    .help = "For running requests to end after SIGTERM; 10 if not given."},
-                   {.name = "disable-log-requests", .value = "", .help = "No log line for each request."},
-                   {.name = "log-level", .value = "LEVEL", .help = "debug, info, warning or error; info if not given."}}},
+       .options =
+           {{.name = "model", .value = "MODEL", .help = "The same as the MODEL without a flag."},
+            {.name = "host", .value = "ADDRESS", .help = "To listen on; 127.0.0.1 if not given. 0.0.0.0 is every network."},
+            {.name = "port", .value = "N", .help = "8000 if not given; with 0 the system chooses, and it is printed."},
+            {.name = "served-model-name",
+             .value = "NAME,...",
+             .help = "Names of the model in requests; its folder if not given."},
+            {.name = "api-key",
+             .value = "KEY,...",
+             .help = "Only requests with one of these keys are answered. Also WEFT_API_KEY."},
+            {.name = "api-key-file", .value = "FILE", .help = "The same, a key in each line."},
+            {.name = "admin-api-key",
+             .value = "KEY,...",
+             .help = "Keys that may also administer, e.g. POST /reset_prefix_cache. Also WEFT_ADMIN_API_KEY."},
+            {.name = "chat-template",
+             .value = "FILE",
+             .help = "Jinja template of chats instead of the model's, or deepseek-v3.2: the encoding of that model."},
+            {.name = "reasoning-parser",
+             .value = "NAME",
+             .help = "think: chats tell thoughts between <think> and </think> apart, as reasoning_content; none if not given."},
+            {.name = "open-metrics", .value = "", .help = "/metrics needs no key."},
+            {.name = "allowed-origins", .value = "ORIGIN,...", .help = "Web pages that may ask; * if not given."},
+            {.name = "max-body-size", .value = "BYTES", .help = "Of a request, also as 64M, which it is if not given."},
+            {.name = "max-connections", .value = "N", .help = "Open at once; 16384 if not given."},
+            {.name = "shutdown-timeout",
+             .value = "SECONDS",
+             .help = "For running requests to end after SIGTERM; 10 if not given."},
+            {.name = "disable-log-requests", .value = "", .help = "No log line for each request."},
+            {.name = "log-level", .value = "LEVEL", .help = "debug, info, warning or error; info if not given."}}},
       {.name = "inspect",
        .summary = "Sizes and limits of a model under these flags, from its config.json alone.",
        .positional = "MODEL",
@@ -202,10 +210,10 @@ std::string help_text(const std::string& name) {
   if (!command->positional.empty()) usage += " " + command->positional;
   for (const Option& option : command->options) {
     const std::string text = "--" + option.name + (option.value.empty() ? "" : " " + option.value);
-    usage += option.required ? " " + text : " [" + text + "]";
+    if (option.required) usage += " " + text;
     options += fmt::format("  {:34}{}\n", text, option.help);
   }
-  if (command->takes_engine_flags) usage += " [engine flags]";
+  if (command->takes_engine_flags || !command->options.empty()) usage += " [flags]";
   std::string out = usage + "\n" + command->summary + "\n";
   if (!options.empty()) out += "\n" + options;
   return command->takes_engine_flags ? out + "\nEngine flags, as: values. [default] (environment variable)\n" + flags_help()

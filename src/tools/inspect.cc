@@ -28,7 +28,7 @@ void run_inspect(const Invocation& invocation) {
     out["vocab_size"] = model.vocab;
     out["max_position_embeddings"] = model.max_positions;
     out["dtype"] = to_string(sizes.dtype);
-    out["kv_cache_dtype"] = to_string(sizes.kv_dtype);
+    out["kv_cache_dtype"] = sizes.kv_dtype;
     out["tensor_parallel_size"] = tp;
     out["decode_context_parallel_size"] = config.decode_context_parallel_size;
     out["cp_kv_cache_interleave_size"] = config.cp_kv_cache_interleave_size;

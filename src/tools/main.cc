@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -112,6 +113,7 @@ End end_of(Body body) {
 
 int main(int argc, char** argv) {
   weft::log::start();
+  std::signal(SIGUSR2, SIG_IGN);  // A server writes a flight; nobody else dies of it.
   const auto parse = [&] {
     return weft::parse_command_line(
         std::vector<std::string>(argv + 1, argv + argc), [](const char* name) { return std::getenv(name); }, weft_variables());

@@ -153,12 +153,6 @@ std::vector<Request> load_prompts(const std::filesystem::path& path) {
   return parse_prompts(text, path.string());
 }
 
-void require_possible(const EngineConfig& config, const std::vector<Request>& requests) {
-  const ModelConfig model = load_config(config.model_dir, config.num_layers);
-  const EngineSizes sizes = engine_sizes(model, config);
-  for (const Request& request : requests) check_request(request, model, sizes);
-}
-
 void add_result(const ModelConfig& model, const Request& request, const Captured& captured, SafetensorsWriter& out) {
   const auto length = static_cast<int64_t>(request.prompt.size());
   const int64_t vocab = model.vocab;

@@ -17,9 +17,6 @@ std::vector<Request> parse_prompts(std::string_view text, std::string_view path)
 /// Reads a file of prompts, at most 64 MiB.
 std::vector<Request> load_prompts(const std::filesystem::path& path);
 
-/// Throws UserError where one of the requests can never run: read from the model's config alone, so before any weights.
-void require_possible(const EngineConfig& config, const std::vector<Request>& requests);
-
 /// Adds what came of a request under the names of the golden data: NAME.last_logits, NAME.gen_ids,
 /// NAME.router.layer1.experts, ...
 void add_result(const ModelConfig& model, const Request& request, const Captured& captured, SafetensorsWriter& out);

@@ -1,4 +1,6 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -76,6 +78,21 @@ HttpConfig http_config(const Invocation& invocation) {
   return out;
 }
 
+void require_printable(const std::vector<std::string>& keys) {
+  for (const std::string& key : keys) {
+    if (std::any_of(key.begin(), key.end(), [](char c) { return c < '!' || c > '~'; }))
+      throw UserError("an API key must be of printable ASCII characters without spaces");
+  }
+}
+
+std::vector<std::string> admin_keys(const Invocation& invocation) {
+  std::vector<std::string> keys;
+  if (invocation.has("admin-api-key")) keys = list(invocation, "admin-api-key");
+  if (const char* key = std::getenv("WEFT_ADMIN_API_KEY"); key != nullptr && *key != '\0') keys.emplace_back(key);
+  require_printable(keys);
+  return keys;
+}
+
 std::vector<std::string> api_keys(const Invocation& invocation) {
   std::vector<std::string> keys;
   if (invocation.has("api-key")) keys = list(invocation, "api-key");
@@ -87,19 +104,29 @@ std::vector<std::string> api_keys(const Invocation& invocation) {
       throw UserError("--api-key-file must name a file with a key in each line: got {}", invocation["api-key-file"]);
   }
   if (const char* key = std::getenv("WEFT_API_KEY"); key != nullptr && *key != '\0') keys.emplace_back(key);
-  for (const std::string& key : keys) {
-    if (std::any_of(key.begin(), key.end(), [](char c) { return c < '!' || c > '~'; }))
-      throw UserError("an API key must be of printable ASCII characters without spaces");
-  }
+  require_printable(keys);
   return keys;
+}
+
+bool parses_reasoning(const Invocation& invocation) {
+  if (!invocation.has("reasoning-parser")) return false;
+  // The names that other servers have for models that think in these marks.
+  static const std::vector<std::string> kThink = {"think", "deepseek_r1", "deepseek_v3", "qwen3", "glm45"};
+  const std::string& name = invocation["reasoning-parser"];
+  if (name == "none") return false;
+  if (std::find(kThink.begin(), kThink.end(), name) == kThink.end())
+    throw UserError("--reasoning-parser must be none or {}: got {}", fmt::join(kThink, ", "), name.substr(0, 80));
+  return true;
 }
 
 Service::Config service_config(const Invocation& invocation) {
   Service::Config out{.model_names = {invocation.engine.model_dir.string()},
                       .api_keys = api_keys(invocation),
+                      .admin_keys = admin_keys(invocation),
                       .allowed_origins = {"*"},
                       .open_metrics = invocation.has("open-metrics"),
                       .log_requests = !invocation.has("disable-log-requests"),
+                      .parse_reasoning = parses_reasoning(invocation),
                       .version = WEFT_VERSION};
   if (invocation.has("served-model-name")) out.model_names = list(invocation, "served-model-name");
   if (invocation.has("allowed-origins")) out.allowed_origins = list(invocation, "allowed-origins");
@@ -147,9 +174,10 @@ void run_serve(const Invocation& invocation) {
       server.drain_on_signals();  // Until here a signal simply ends the process.
       service.open(*backend, tokenizer.get());
       log::info("{}", banner(backend->info(), tokenizer != nullptr));
-      log::info("ready after {:.1f} s{}", std::chrono::duration<double>(Clock::now() - began).count(),
+      log::info("process {} is ready after {:.1f} s{}", ::getpid(), std::chrono::duration<double>(Clock::now() - began).count(),
                 service.needs_key() ? "" : "; no --api-key: everybody who reaches the port may use it");
-      std::printf("weft serves at http://%s:%d\n", http.host.c_str(), server.port());
+      const bool is_v6 = http.host.find(':') != std::string::npos;
+      std::printf("weft serves at http://%s:%d\n", (is_v6 ? "[" + http.host + "]" : http.host).c_str(), server.port());
       std::fflush(stdout);
     } catch (...) {
       failed = std::current_exception();

@@ -248,7 +248,7 @@ TEST(Serve, Sigusr2WritesAFlightThatReplaysTheSame) {
   EXPECT_EQ(again.status, 0) << again.output;
   EXPECT_THAT(again.output, HasSubstr("steps gave the same"));
   std::filesystem::remove(path);
-  EXPECT_EQ(run("replay " + path).status, 1);
+  EXPECT_EQ(run("replay " + path).status, 2);
   EXPECT_EQ(run("replay").status, 2);
 }
 

@@ -474,6 +474,31 @@ TEST(EngineLoop, APromptIsFoundWhileItsSequenceStillRuns) {
 
 // --- batches ---------------------------------------------------------------------------------------------------------------
 
+TEST(EngineLoop, AWaitingPromptIsTriedAgainOnceItsPrefixIsThere) {
+  // Blocks of 4 tokens. The first takes 10 of 16 blocks and 5 more as it grows; the second needs 12, of which it shares 10.
+  Harness h({.ranks = 1, .blocks = 16, .max_model_len = 64, .tokens = 60});
+  const auto first = h.submit({.prompt = counting(0, 40), .max_tokens = 20, .ignore_eos = true});
+  const auto second = h.submit({.prompt = counting(0, 46), .max_tokens = 5, .ignore_eos = true});
+  h.step();
+  EXPECT_EQ(h.loop->running(), 1);
+  h.step();
+  EXPECT_EQ(h.loop->running(), 2) << "the first still decodes";
+  h.finish();
+  EXPECT_EQ(second->cached_tokens(), 40);
+  EXPECT_EQ(tokens_of(*first).size(), 20u);
+}
+
+TEST(EngineLoop, WhereOneStepHasNoRoomForTheTablesTheNextOneDoes) {
+  // Each choice wants 12500 entries; a step has room for 65536.
+  Harness h({.ranks = 1, .block_tokens = 1, .blocks = 13000, .max_model_len = 12600, .tokens = 12600, .sequences = 8});
+  const auto stream = h.submit({.prompt = counting(0, 12500), .max_tokens = 10, .choices = 8, .ignore_eos = true});
+  int steps = 0;
+  for (; h.loop->running() < 8 && steps < 4; ++steps) h.step();
+  EXPECT_EQ(steps, 3) << "one for the prompt, and two for the tables";
+  h.finish();
+  for (int32_t choice = 0; choice < 8; ++choice) EXPECT_EQ(tokens_of(*stream, choice), plain_answer(12500, 10, choice));
+}
+
 TEST(EngineLoop, ALongPrefillNeverDelaysADecode) {
   Harness h({.blocks = 256, .max_model_len = 1024, .tokens = 32});
   std::vector<std::shared_ptr<RequestStream>> streams;

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/config_text.h"
 #include "engine/engine.h"
 #include "support/checkpoint_writer.h"
 
@@ -129,6 +130,23 @@ TEST_F(Replay, ComputesKvAgainThatIsOlderThanTheFlight) {
   EXPECT_GT(report.rebuilt_tokens, 100);
 }
 
+TEST_F(Replay, HasThePoolOfTheEngineHoweverItWasSized) {
+  config_.num_gpu_blocks_override = 0;
+  fs::path first;
+  int64_t blocks = 0;
+  {
+    Engine engine(config_);
+    blocks = engine.sizes().capacity.blocks;
+    engine.run({request(10, 3)});
+    first = flight_of(engine);
+    engine.write_flight();  // nothing has run since: a name of its own
+    engine.write_flight();
+    engine.run({request(1, 1)});
+  }
+  EXPECT_EQ(config_from_text(Flight::read(first).config).num_gpu_blocks_override, blocks);
+  EXPECT_EQ(std::distance(fs::directory_iterator(flights_.path()), fs::directory_iterator()), 3);
+}
+
 TEST_F(Replay, AStepThatFailedThenIsRunToTheEnd) {
   fs::path path;
   {
@@ -155,7 +173,7 @@ TEST_F(Replay, DamagedFilesAreRefused) {
     try {
       replay(Flight::read(file));
       return "";
-    } catch (const SystemError& error) {
+    } catch (const UserError& error) {
       return error.what();
     }
   };

@@ -182,6 +182,14 @@ TEST(ChunkSizer, AnswersFollowFromWhatStepsTook) {
   for (int i = 0; i < 50; ++i) sizer.observe(200, 100, true);  // a microsecond a row
   EXPECT_EQ(sizer.rows_beside_decodes(), 500);
   EXPECT_EQ(ChunkSizer(0, 16, 500).rows_beside_decodes(), 500) << "no target";
+  ChunkSizer fewer(50000, 16, 2048);
+  fewer.observe(40000, 0, true);
+  fewer.observe(30000, 16, true);  // most of the decodes have ended
+  EXPECT_EQ(fewer.rows_beside_decodes(), 16) << "nothing is known of a row's time yet";
+  fewer.observe(60000, 0, true);
+  for (int i = 0; i < 20; ++i) fewer.observe(70000, 0, true);
+  fewer.observe(80000, 16, true);
+  EXPECT_EQ(fewer.rows_beside_decodes(), 16) << "decodes alone are over the target";
   EXPECT_EQ(ChunkSizer(1000, 16, 8).rows_beside_decodes(), 8);
 }
 

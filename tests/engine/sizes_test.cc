@@ -127,6 +127,13 @@ TEST(EngineSizes, Fp8RowsMakeRoomForMoreTokens) {
   EXPECT_EQ(per_token(KvCacheDType::automatic), 61 * 1152);
   EXPECT_EQ(per_token(KvCacheDType::fp8), 61 * 576);
   EXPECT_EQ(per_token(KvCacheDType::fp8_ds_mla), 61 * 656);
+  const auto name = [&](KvCacheDType dtype) {
+    config.kv_cache_dtype = dtype;
+    return engine_sizes(model, config).kv_dtype;
+  };
+  EXPECT_EQ(name(KvCacheDType::bf16), "bfloat16");
+  EXPECT_EQ(name(KvCacheDType::fp8), "fp8_e4m3");
+  EXPECT_EQ(name(KvCacheDType::fp8_ds_mla), "fp8_ds_mla");
 }
 
 TEST(EngineSizes, Fp8IsRefusedWhereItCannotBe) {

@@ -32,6 +32,7 @@ class FakeBackend : public Backend {
   bool drain(int64_t timeout_ms) override;
   std::string failure() const override;
   void write_flight() override { ++flights_; }
+  void reset_prefix_cache() override { ++resets_; }
 
   /// One token for every choice that runs.
   void step();
@@ -42,6 +43,7 @@ class FakeBackend : public Backend {
   size_t running() const;
   int64_t cancelled() const { return cancelled_; }
   int64_t flights() const { return flights_; }
+  int64_t resets() const { return resets_; }
   /// The last request submitted.
   Request last() const;
   /// What choice 0 of a prompt with this last token answers.
@@ -67,7 +69,7 @@ class FakeBackend : public Backend {
   uint64_t ids_ = 0;
   size_t bound_ = 1000000;
   bool draining_ = false, stop_ = false;
-  std::atomic<int64_t> cancelled_{0}, pause_us_{0}, flights_{0};
+  std::atomic<int64_t> cancelled_{0}, pause_us_{0}, flights_{0}, resets_{0};
   std::thread thread_;
 };
 

@@ -82,7 +82,7 @@ TEST(HttpServer, OneConnectionTakesRequestsOfAllKinds) {
     EXPECT_EQ(head.status, 200);
     EXPECT_EQ(head.body, "");
     EXPECT_EQ(client.get("/nothing").status, 404);
-    EXPECT_EQ(client.post("/v1/chat/completions", R"({"messages":[]})").status, 501);
+    EXPECT_EQ(client.post("/v1/responses", R"({"input":""})").status, 501);
     EXPECT_EQ(client.request("DELETE", "/v1/completions", "", "").status, 405);
     const Answer preflight = client.request(
         "OPTIONS", "/v1/completions",

@@ -284,9 +284,9 @@ TEST(OpenAiRequest, ValuesArriveWhereTheyBelong) {
 TEST(OpenAiAnswer, LogProbsAreTheSameNumberInBothPlacesAndFinite) {
   ChoiceOut choice;
   const float value = -0.1f / 3;
-  choice.log_probs = {{.token = "a", .log_prob = std::nullopt, .top = {}, .offset = 0},
-                      {.token = "b", .log_prob = value, .top = {{"c", -0.01f}, {"b", value}}, .offset = 1},
-                      {.token = "d", .log_prob = -INFINITY, .top = {{"d", -INFINITY}}, .offset = 2}};
+  choice.log_probs = {{.token = "a", .bytes = {}, .log_prob = std::nullopt, .top = {}, .offset = 0},
+                      {.token = "b", .bytes = {}, .log_prob = value, .top = {{"c", "", -0.01f}, {"b", "", value}}, .offset = 1},
+                      {.token = "d", .bytes = {}, .log_prob = -INFINITY, .top = {{"d", "", -INFINITY}}, .offset = 2}};
   const json out = json::parse(completion_json({.id = "i", .model = "m", .created = 1}, {&choice, 1}, nullptr));
   const json& lp = out["choices"][0]["logprobs"];
   EXPECT_TRUE(lp["token_logprobs"][0].is_null());

@@ -56,8 +56,7 @@ TEST_F(ServiceTest, EverythingButHealthNeedsTheKey) {
   service.open(backend_, nullptr);
   for (const char* path : {"/v1/models", "//v1/models", "/V1/models", "/v1/models/", "/v1/completions", "/metrics", "/version",
                            "/v1/load", "/server_info", "/nothing", "/v1/chat/completions", "/health/", "/HEALTH", ""}) {
-    for (const char* key :
-         {"", "first", "Bearer", "Bearer ", "Bearer firs", "Bearer firstx", "Bearer First", "bearer first", "Basic first"}) {
+    for (const char* key : {"", "first", "Bearer", "Bearer ", "Bearer firs", "Bearer firstx", "Bearer First", "Basic first"}) {
       for (const char* method : {"GET", "POST", "HEAD", "OPTIONS", "PUT"}) {
         const auto answer = service.answer(head(method, path, key));
         ASSERT_TRUE(answer) << method << path << key;
@@ -69,10 +68,21 @@ TEST_F(ServiceTest, EverythingButHealthNeedsTheKey) {
   EXPECT_EQ(service.answer(head("GET", "/health"))->status, 200);
   EXPECT_EQ(service.answer(head("GET", "/ready"))->status, 200);
   EXPECT_EQ(service.answer(head("GET", "/v1/models", "Bearer second"))->status, 200);
+  EXPECT_EQ(service.answer(head("GET", "/v1/models", "bEARER second"))->status, 200) << "schemes are of any case";
   EXPECT_EQ(service.answer(head("GET", "//v1/models", "Bearer second"))->status, 404);
   with_keys.open_metrics = true;
   Service open(with_keys);
   EXPECT_EQ(open.answer(head("GET", "/metrics"))->status, 200);
+}
+
+TEST_F(ServiceTest, EveryRouteIsCountedByItsName) {
+  for (const char* path : {"/health", "/ready", "/v1/models", "/v1/models/x", "/v1/completions", "/v1/chat/completions",
+                           "/tokenize", "/detokenize", "/apply-template", "/reset_prefix_cache", "/metrics", "/version",
+                           "/v1/load", "/load", "/server_info", "/get_server_info"}) {
+    const auto& routes = HttpMetrics::kRoutes;
+    EXPECT_NE(std::find(routes.begin(), routes.end(), Service::route(path)), routes.end()) << path;
+    EXPECT_NE(Service::route(path), "other") << path;
+  }
 }
 
 TEST_F(ServiceTest, WrongMethodsAndPathsAreToldInOpenAisShape) {
@@ -85,8 +95,8 @@ TEST_F(ServiceTest, WrongMethodsAndPathsAreToldInOpenAisShape) {
   EXPECT_EQ(service.answer(head("DELETE", "/v1/completions"))->status, 405);
   EXPECT_EQ(service.answer(head("OPTIONS", "/health"))->status, 204);
   EXPECT_EQ(service.answer(head("GET", "/nothing"))->status, 404);
-  for (const char* path : {"/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/score", "/tokenize",
-                           "/v1/load_lora_adapter", "/v1/audio/transcriptions"}) {
+  for (const char* path :
+       {"/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/score", "/v1/load_lora_adapter", "/v1/audio/transcriptions"}) {
     const auto missing = service.answer(head("POST", path));
     EXPECT_EQ(missing->status, 501) << path;
     EXPECT_THAT(json::parse(missing->body)["error"]["message"].get<std::string>(), HasSubstr(path));

@@ -145,7 +145,7 @@ TEST(Detokenizer, AllPiecesTogetherAreTheWholeTextUpToTheStop) {
           stops.push_back(stop);
         }
         const std::string whole = tokenizer().decode(ids);
-        const std::vector<std::string> all = pieces(ids, {.stops = stops});
+        const std::vector<std::string> all = pieces(ids, {.stops = StopTexts(stops)});
         EXPECT_EQ(joined(all), cut(whole, stops));
         for (const std::string& piece : all) EXPECT_EQ(valid_utf8_prefix(piece), piece.size()) << "a character was split";
       },
