@@ -421,6 +421,7 @@ bool ordered(Sandbox& box, Order order, const Value& a, const Value& b) {
   }
   require_defined(a);
   require_defined(b);
+  if (a.kind() == Kind::kBigInt || b.kind() == Kind::kBigInt) fail("integers of more than 64 bits are not supported here");
   fail(fmt::format("'{}' not supported between instances of '{}' and '{}'", symbol(order), a.type_name(), b.type_name()));
 }
 

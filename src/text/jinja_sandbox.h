@@ -56,6 +56,7 @@ class Sandbox {
     taken_ += bytes;
   }
   void give_back(size_t bytes) { taken_ -= bytes; }
+  size_t taken() const { return taken_; }
 
   /// One level of a recursion, for as long as it lives. Throws OperationError when there are too many.
   class Level {
