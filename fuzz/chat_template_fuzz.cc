@@ -1,5 +1,5 @@
-// Whatever a chat template and a conversation hold, the prompt is rendered or refused, inside the bounds and without a trace left
-// in memory.
+// Whatever a chat template and a conversation hold, the prompt is rendered or refused, inside the bounds and without a trace
+// left in memory.
 
 #include <cstdlib>
 #include <string_view>
@@ -10,8 +10,10 @@
 
 namespace {
 
-constexpr weft::jinja::Limits kLimits = {
-    .max_output_bytes = 1 << 18, .max_memory_bytes = 8 << 20, .max_steps = 100'000, .max_time = std::chrono::milliseconds(2000)};
+constexpr weft::jinja::Limits kLimits = {.max_output_bytes = 1 << 18,
+                                         .max_memory_bytes = 8 << 20,
+                                         .max_steps = 100'000,
+                                         .max_time = std::chrono::milliseconds(2000)};
 
 const weft::ChatTemplate& deepseek() {
   static const auto one = weft::ChatTemplate::chosen(std::string(weft::ChatTemplate::kDeepSeekV32), "", kLimits);

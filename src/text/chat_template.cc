@@ -42,7 +42,9 @@ Value json(Sandbox& box, std::string_view text, std::string_view what) {
   }
 }
 
-const Value* member(const Value& object, std::string_view name) { return object.is_dict() ? object.as_dict().find(name) : nullptr; }
+const Value* member(const Value& object, std::string_view name) {
+  return object.is_dict() ? object.as_dict().find(name) : nullptr;
+}
 
 bool is_text(const Value* value) { return value != nullptr && value->is_string(); }
 
@@ -56,7 +58,9 @@ Sources sources_in(const Value& config, std::string_view file) {
   if (given == nullptr || given->is_none()) return {};
   if (given->is_string()) return {{"default", given->as_string()}};
   Sources sources;
-  const auto wrong = [&] { return UserError("{}: chat_template must be a text, or a list of objects with name and template", file); };
+  const auto wrong = [&] {
+    return UserError("{}: chat_template must be a text, or a list of objects with name and template", file);
+  };
   if (!given->is_sequence()) throw wrong();
   for (const Value& one : given->items()) {
     const Value *const name = member(one, "name"), *const source = member(one, "template");
@@ -69,7 +73,9 @@ Sources sources_in(const Value& config, std::string_view file) {
 /// bos_token and its like, as transformers hands them to templates. JSON of an object.
 std::string special_tokens(Sandbox& box, const Value& config) {
   const auto tokens = std::make_shared<Dict>(box);
-  const auto content = [](const Value* token) { return is_text(token) ? token : token == nullptr ? nullptr : member(*token, "content"); };
+  const auto content = [](const Value* token) {
+    return is_text(token) ? token : token == nullptr ? nullptr : member(*token, "content");
+  };
   for (const char* const name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
     const Value* const token = content(member(config, name));
     if (is_text(token)) tokens->set(box, Value::text(box, name), *token);
@@ -218,8 +224,9 @@ class Normalizer {
     for (const Value& part : given.items()) {
       const Value *const type = member(part, "type"), *const words = member(part, "text");
       if (!is_text(type) || type->as_string() != "text" || !is_text(words)) {
-        throw UserError("messages[{}].content[{}] must be {{\"type\": \"text\", \"text\": ...}}: this model reads text only, not {}", index,
-                        number, is_text(type) ? type->as_string().substr(0, 80) : part.type_name());
+        throw UserError(
+            "messages[{}].content[{}] must be {{\"type\": \"text\", \"text\": ...}}: this model reads text only, not {}", index,
+            number, is_text(type) ? type->as_string().substr(0, 80) : part.type_name());
       }
       if (number++ != 0) text += '\n';
       box_.step_bytes(words->as_string().size());
@@ -311,7 +318,8 @@ struct ChatTemplate::Parts {
 ChatTemplate::ChatTemplate(std::unique_ptr<const Parts> parts) : parts_(std::move(parts)) {}
 ChatTemplate::~ChatTemplate() = default;
 
-std::unique_ptr<const ChatTemplate> ChatTemplate::parse(std::string_view source, std::string_view config, const Limits& limits) {
+std::unique_ptr<const ChatTemplate> ChatTemplate::parse(std::string_view source, std::string_view config,
+                                                        const Limits& limits) {
   auto parts = std::make_unique<Parts>();
   parts->limits = limits;
   parts->read_tokens(config);
@@ -342,7 +350,8 @@ std::unique_ptr<const ChatTemplate> ChatTemplate::of_model(const fs::path& folde
   return std::unique_ptr<const ChatTemplate>(new ChatTemplate(std::move(parts)));
 }
 
-std::unique_ptr<const ChatTemplate> ChatTemplate::chosen(const std::string& name_or_file, const fs::path& folder, const Limits& limits) {
+std::unique_ptr<const ChatTemplate> ChatTemplate::chosen(const std::string& name_or_file, const fs::path& folder,
+                                                         const Limits& limits) {
   if (name_or_file == kDeepSeekV32) {
     auto parts = std::make_unique<Parts>();
     parts->limits = limits;
@@ -363,7 +372,8 @@ std::string ChatTemplate::render(const Conversation& conversation) const {
     if (!tools.is_none() && !tools.is_sequence()) throw UserError("tools must be a list, not {}", tools.type_name());
     const Value given = json(box, conversation.messages, "messages");
     const Value kwargs = conversation.kwargs.empty() ? Value() : json(box, conversation.kwargs, "chat_template_kwargs");
-    if (!kwargs.is_none() && !kwargs.is_dict()) throw UserError("chat_template_kwargs must be an object, not {}", kwargs.type_name());
+    if (!kwargs.is_none() && !kwargs.is_dict())
+      throw UserError("chat_template_kwargs must be an object, not {}", kwargs.type_name());
     if (parts_->is_deepseek_v32) {
       const Value messages = Normalizer(box, Form{}).run(given);
       const auto is_set = [&](std::string_view name) {

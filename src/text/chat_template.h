@@ -13,11 +13,11 @@ namespace weft {
 
 /// A conversation as a client of OpenAI's API sends it. All JSON.
 struct Conversation {
-  std::string_view messages;                ///< a list of objects with a role
-  std::string_view tools = {};              ///< a list; empty or null: none
-  bool add_generation_prompt = true;        ///< ends with the beginning of an answer
-  std::string_view kwargs = {};             ///< an object: further variables of the template, such as enable_thinking
-  std::optional<std::time_t> now = {};      ///< for templates that tell the date
+  std::string_view messages;            ///< a list of objects with a role
+  std::string_view tools = {};          ///< a list; empty or null: none
+  bool add_generation_prompt = true;    ///< ends with the beginning of an answer
+  std::string_view kwargs = {};         ///< an object: further variables of the template, such as enable_thinking
+  std::optional<std::time_t> now = {};  ///< for templates that tell the date
 };
 
 /// Turns conversations into prompts, by the Jinja template of a model or by the message encoding of DeepSeek-V3.2.
@@ -27,7 +27,8 @@ struct Conversation {
 ///  - Content that is a list of text parts stays a list if the template shows the parts of lists; else it becomes one text, the
 ///    parts on lines of their own. Text becomes a list of one part if the template shows lists only. Parts that are no text are
 ///    refused.
-///  - Content null, or none at all, becomes "". Only with tool calls it is null (and "" is null too) if the template shows calls
+///  - Content null, or none at all, becomes "". Only with tool calls it is null (and "" is null too) if the template shows
+///  calls
 ///    then only, as that of DeepSeek-V3.
 ///  - Arguments of tool calls, which clients send as JSON text, become the object that the text holds if the template shows
 ///    objects well, as those of Qwen and Llama; else they are text, as for DeepSeek-V3. A text that is no JSON object, of an

@@ -109,8 +109,10 @@ class Encoder {
     } else if (role == "assistant") {
       write_answer(i);
     } else {
-      throw UserError("a message has a role that DeepSeek-V3.2 does not know: message {}, role \"{}\", allowed system, developer, user, "
-                      "assistant, tool", i, role.substr(0, 80));
+      throw UserError(
+          "a message has a role that DeepSeek-V3.2 does not know: message {}, role \"{}\", allowed system, developer, user, "
+          "assistant, tool",
+          i, role.substr(0, 80));
     }
   }
 
@@ -176,7 +178,8 @@ class Encoder {
     if (is_thinking_ && i > last_user_) {
       const std::string_view reasoning = text(of, "reasoning_content");
       if (reasoning.empty() && tool_calls.empty()) {
-        throw UserError("with thinking, an answer after the last message of the user needs reasoning_content or tool_calls: message {}", i);
+        throw UserError(
+            "with thinking, an answer after the last message of the user needs reasoning_content or tool_calls: message {}", i);
       }
       out_ += reasoning;
       out_ += kThinkEnd;

@@ -23,9 +23,11 @@ constexpr const char* kObjects = R"({% for m in messages %}<{{ m.role }}>{{ m.co
 {%- for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments if c.function.arguments is string else c.function.arguments|tojson }}]{% endfor %}
 {% endfor %})";
 /// As DeepSeek-V3's: calls show without content only, arguments are text.
-constexpr const char* kTexts = R"({% for m in messages %}{% if m.content is none %}{% for c in m.tool_calls %}[{{ c.function.name + ' ' + c.function.arguments }}]{% endfor %}{% else %}{{ m.content + '' }}{% endif %};{% endfor %})";
+constexpr const char* kTexts =
+    R"({% for m in messages %}{% if m.content is none %}{% for c in m.tool_calls %}[{{ c.function.name + ' ' + c.function.arguments }}]{% endfor %}{% else %}{{ m.content + '' }}{% endif %};{% endfor %})";
 /// Walks over arguments, and over the parts of content.
-constexpr const char* kWalks = R"({% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}({{ p.text }}){% endfor %}{% endif %}
+constexpr const char* kWalks =
+    R"({% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}({{ p.text }}){% endfor %}{% endif %}
 {%- for c in m.tool_calls or [] %}[{{ c.function.name }}{% for k, v in c.function.arguments|items %} {{ k }}={{ v }}{% endfor %}]{% endfor %};{% endfor %})";
 
 std::string rendered(const char* source, std::string_view messages, std::string_view tools = "", std::string_view kwargs = "",
@@ -34,24 +36,29 @@ std::string rendered(const char* source, std::string_view messages, std::string_
 }
 
 std::string call(std::string_view content, std::string_view arguments) {
-  return fmt::format(R"([{{"role": "assistant", "content": {}, "tool_calls": [{{"id": "1", "type": "function", "function": {{"name": "f", "arguments": {}}}}}]}}])",
-                     content, arguments);
+  return fmt::format(
+      R"([{{"role": "assistant", "content": {}, "tool_calls": [{{"id": "1", "type": "function", "function": {{"name": "f", "arguments": {}}}}}]}}])",
+      content, arguments);
 }
 
 TEST(ChatTemplate, VariablesOfTransformersAreThere) {
   const std::string config = R"({"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "unk_token": null})";
   const char* const source =
-      "{{ bos_token }}{{ eos_token }}{{ unk_token is defined }}{{ tools }}{{ documents }}{{ add_generation_prompt }}{{ enable_thinking }}{{ messages|length }}";
+      "{{ bos_token }}{{ eos_token }}{{ unk_token is defined }}{{ tools }}{{ documents }}{{ add_generation_prompt }}{{ "
+      "enable_thinking }}{{ messages|length }}";
   EXPECT_EQ(rendered(source, "[]", "", R"({"enable_thinking": false})", config), "<s></s>FalseNoneNoneTrueFalse0");
-  EXPECT_EQ(ChatTemplate::parse(source)->render({.messages = "[]", .tools = R"([{"b": 1, "a": 2}])", .add_generation_prompt = false}),
-            "False[{'b': 1, 'a': 2}]NoneFalse0");
+  EXPECT_EQ(
+      ChatTemplate::parse(source)->render({.messages = "[]", .tools = R"([{"b": 1, "a": 2}])", .add_generation_prompt = false}),
+      "False[{'b': 1, 'a': 2}]NoneFalse0");
   EXPECT_EQ(rendered("{{ messages|length }}{{ bos_token }}", "[]", "", R"({"messages": 5, "bos_token": "B"})", config), "0B");
 }
 
 TEST(ChatTemplate, ContentBecomesTextWhereTheTemplateWantsText) {
-  EXPECT_EQ(rendered(kPlain, R"([{"role": "user", "content": " hi "}, {"role": "assistant", "content": null}, {"role": "user"}])"),
-            "user: hi\nassistant: \nuser: \n");
-  const char* const parts = R"([{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}])";
+  EXPECT_EQ(
+      rendered(kPlain, R"([{"role": "user", "content": " hi "}, {"role": "assistant", "content": null}, {"role": "user"}])"),
+      "user: hi\nassistant: \nuser: \n");
+  const char* const parts =
+      R"([{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}])";
   EXPECT_EQ(rendered(kPlain, parts), "user: one\ntwo\n");
   EXPECT_EQ(rendered(kWalks, parts), "(one)(two);") << "a template that walks over parts gets them";
   EXPECT_EQ(rendered("{% for m in messages %}{% for p in m.content %}({{ p.text }}){% endfor %}{% endfor %}",
@@ -90,7 +97,8 @@ TEST(ChatTemplate, WhatIsNoConversationIsRefused) {
   EXPECT_THAT(error("{}"), HasSubstr("messages must be a list of objects, not dict"));
   EXPECT_THAT(error("[1]"), HasSubstr("messages[0] must be an object, not int"));
   EXPECT_THAT(error(R"([{"content": "x"}])"), HasSubstr("messages[0] must have a role"));
-  EXPECT_THAT(error(R"([{"role": "user", "content": 5}])"), HasSubstr("messages[0].content must be a text, a list of parts or null, not int"));
+  EXPECT_THAT(error(R"([{"role": "user", "content": 5}])"),
+              HasSubstr("messages[0].content must be a text, a list of parts or null, not int"));
   EXPECT_THAT(error(R"([{"role": "user", "content": [{"type": "image_url"}]}])"), HasSubstr("reads text only, not image_url"));
   EXPECT_THAT(error("[]", "5"), HasSubstr("tools must be a list"));
   EXPECT_THAT(error("[]", "", "[]"), HasSubstr("chat_template_kwargs must be an object"));
@@ -99,7 +107,8 @@ TEST(ChatTemplate, WhatIsNoConversationIsRefused) {
 }
 
 TEST(ChatTemplate, ATemplatesOwnRefusalKeepsItsWords) {
-  const auto chat = ChatTemplate::parse("{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('No tools here!') }}{% endif %}{% endfor %}");
+  const auto chat = ChatTemplate::parse(
+      "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('No tools here!') }}{% endif %}{% endfor %}");
   try {
     chat->render({.messages = R"([{"role": "tool", "content": "x"}])"});
     FAIL();
@@ -133,7 +142,8 @@ TEST_F(ModelFolder, HasItsTemplateInOneOfThreeFiles) {
 }
 
 TEST_F(ModelFolder, MayHaveATemplateForTools) {
-  write("tokenizer_config.json", R"({"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]})");
+  write("tokenizer_config.json",
+        R"({"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]})");
   EXPECT_EQ(render(), "d");
   EXPECT_EQ(render("[]"), "d");
   EXPECT_EQ(render(R"([{"type": "function"}])"), "t");
@@ -161,7 +171,8 @@ TEST(DeepSeekV32, TurnsEndAndThoughtsOfThePastAreGone) {
   const char* const turns = R"([{"role": "system", "content": "Help."}, {"role": "user", "content": "hello"},
       {"role": "assistant", "content": "Hi!", "reasoning_content": "thinking..."}, {"role": "user", "content": "1+1=?"}])";
   const std::string common =
-      "<｜begin▁of▁sentence｜>Help.<｜User｜>hello<｜Assistant｜></think>Hi!<｜end▁of▁sentence｜><｜User｜>1+1=?<｜Assistant｜>";
+      "<｜begin▁of▁sentence｜>Help.<｜User｜>hello<｜Assistant｜></"
+      "think>Hi!<｜end▁of▁sentence｜><｜User｜>1+1=?<｜Assistant｜>";
   EXPECT_EQ(deepseek(turns), common + "</think>");
   EXPECT_EQ(deepseek(turns, "", kThinking), common + "<think>");
   EXPECT_EQ(deepseek(turns, "", R"({"enable_thinking": true})"), common + "<think>");
@@ -186,10 +197,12 @@ TEST(DeepSeekV32, CallsAndResultsKeepTheThoughtsOfTheTurn) {
 }
 
 TEST(DeepSeekV32, ToolsStandInTheSystemMessage) {
-  const char* const tools = R"([{"type": "function", "function": {"name": "a", "parameters": {}}}, {"type": "function", "function": {"name": "ö"}}])";
+  const char* const tools =
+      R"([{"type": "function", "function": {"name": "a", "parameters": {}}}, {"type": "function", "function": {"name": "ö"}}])";
   const std::string with = deepseek(R"([{"role": "system", "content": "Help."}, {"role": "user", "content": "x"}])", tools);
   EXPECT_THAT(with, HasSubstr("<｜begin▁of▁sentence｜>Help.\n\n## Tools\n\nYou have access"));
-  EXPECT_THAT(with, HasSubstr("<functions>\n{\"name\": \"a\", \"parameters\": {}}\n{\"name\": \"ö\"}\n</functions>\n<｜User｜>x"));
+  EXPECT_THAT(with,
+              HasSubstr("<functions>\n{\"name\": \"a\", \"parameters\": {}}\n{\"name\": \"ö\"}\n</functions>\n<｜User｜>x"));
   EXPECT_THAT(deepseek(R"([{"role": "user", "content": "x"}])", tools), HasSubstr("<｜begin▁of▁sentence｜>\n\n## Tools"));
 }
 
@@ -197,7 +210,8 @@ TEST(DeepSeekV32, WhatItCannotEncodeIsRefused) {
   EXPECT_THROW(deepseek(R"([{"role": "critic", "content": "x"}])"), UserError);
   EXPECT_THROW(deepseek(R"([{"role": "tool", "content": "x"}])"), UserError);
   EXPECT_THROW(deepseek(R"([{"role": "developer", "content": ""}])"), UserError);
-  EXPECT_THROW(deepseek(R"([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}])", "", kThinking), UserError);
+  EXPECT_THROW(deepseek(R"([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}])", "", kThinking),
+               UserError);
   EXPECT_THROW(deepseek("[]", "[5]"), UserError);
 }
 

@@ -1,5 +1,5 @@
-// Prompts equal to those of Python's Jinja, set up as transformers sets it up: on the chat templates of released models, which npm
-// fetches with their tokenizers; on our own; and on random ones.
+// Prompts equal to those of Python's Jinja, set up as transformers sets it up: on the chat templates of released models, which
+// npm fetches with their tokenizers; on our own; and on random ones.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
