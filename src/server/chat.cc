@@ -65,7 +65,38 @@ ordered_json broken_message(const ordered_json& message, const Tokenizer& tokeni
   return out;
 }
 
+std::string dump(const ordered_json& value) { return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace); }
+
+/// `prompt` as it is behind the text of the last message, which the answer continues.
+std::string cut_behind(std::string prompt, const ordered_json& message) {
+  std::string text;
+  const ordered_json content = message.value("content", ordered_json());
+  if (content.is_string()) text = content.get<std::string>();
+  if (content.is_array() && !content.empty()) text = content.back()["text"].get<std::string>();
+  text.resize(text.find_last_not_of(" \t\r\n") + 1);  // Templates trim.
+  const size_t at = text.empty() ? std::string::npos : prompt.rfind(text);
+  if (at == std::string::npos)
+    throw UserError("continue_final_message needs a last message whose text the chat template shows");
+  prompt.resize(at + text.size());
+  return prompt;
+}
+
 }  // namespace
+
+RenderChat render_with(std::unique_ptr<const ChatTemplate> chat_template) {
+  if (chat_template == nullptr) return nullptr;
+  const std::shared_ptr<const ChatTemplate> shared = std::move(chat_template);
+  return [shared](const ChatMessages& chat) {
+    const std::string messages = dump(chat.messages), tools = chat.tools.empty() ? "" : dump(chat.tools),
+                      kwargs = dump(chat.kwargs);
+    std::string prompt = shared->render({.messages = messages,
+                                         .tools = tools,
+                                         .add_generation_prompt = chat.add_generation_prompt,
+                                         .kwargs = kwargs,
+                                         .now = std::time(nullptr)});
+    return chat.continue_final_message ? cut_behind(std::move(prompt), chat.messages.back()) : prompt;
+  };
+}
 
 PromptInput chat_prompt(const ChatMessages& chat, const RenderChat& render, const Tokenizer* tokenizer) {
   if (render == nullptr) {

@@ -95,8 +95,8 @@ struct Conditional {
 struct Expression {
   int line;
   int depth;  ///< of the tree below, at most kMaxDepth
-  std::variant<Constant, Name, ListLiteral, TupleLiteral, DictLiteral, Attribute, Item, Slice, Call, Filter, Test, Unary, Binary,
-               Logical, Comparison, Concatenation, Conditional>
+  std::variant<Constant, Name, ListLiteral, TupleLiteral, DictLiteral, Attribute, Item, Slice, Call, Filter, Test, Unary,
+               Binary, Logical, Comparison, Concatenation, Conditional>
       node;
 };
 

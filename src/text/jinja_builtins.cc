@@ -25,7 +25,8 @@ class Function : public Object {
 /// cycler(a, b, ...): next() gives one after another.
 class Cycler : public Object {
  public:
-  Cycler(Sandbox& box, std::vector<Value> items) : Object(box, items.size() * sizeof(Value)), items_(Value::list(box, std::move(items))) {
+  Cycler(Sandbox& box, std::vector<Value> items)
+      : Object(box, items.size() * sizeof(Value)), items_(Value::list(box, std::move(items))) {
     depth = items_.depth();
   }
   std::string type_name() const override { return "Cycler"; }
@@ -59,7 +60,8 @@ class Joiner : public Object {
 /// cycler.next and cycler.reset.
 class CyclerMethod : public Object {
  public:
-  CyclerMethod(Sandbox& box, std::shared_ptr<Cycler> cycler, bool is_next) : Object(box), cycler_(std::move(cycler)), is_next_(is_next) {
+  CyclerMethod(Sandbox& box, std::shared_ptr<Cycler> cycler, bool is_next)
+      : Object(box), cycler_(std::move(cycler)), is_next_(is_next) {
     depth = cycler_->depth;
   }
   std::string type_name() const override { return "method"; }
@@ -133,7 +135,8 @@ Value raise_exception(Sandbox& box, const Arguments& arguments) {
 std::optional<Value> Cycler::attribute(Sandbox& box, std::string_view name) {
   if (name == "current") return current();
   if (name != "next" && name != "reset") return {};
-  return Value::object(std::make_shared<CyclerMethod>(box, std::static_pointer_cast<Cycler>(shared_from_this()), name == "next"));
+  return Value::object(
+      std::make_shared<CyclerMethod>(box, std::static_pointer_cast<Cycler>(shared_from_this()), name == "next"));
 }
 
 Value native_function(Sandbox& box, std::string_view name, NativeFunction function) {
@@ -149,7 +152,8 @@ Value formatted_time(Sandbox& box, std::time_t now, const Arguments& arguments) 
   const std::string& format = parameters.require(0).is_string() ? parameters.require(0).as_string()
                                                                 : throw OperationError("strftime() argument 1 must be str");
   constexpr size_t kMostFormat = 1024;
-  if (format.size() > kMostFormat) throw OperationError(fmt::format("a date format is too long: at most {} bytes", kMostFormat));
+  if (format.size() > kMostFormat)
+    throw OperationError(fmt::format("a date format is too long: at most {} bytes", kMostFormat));
   std::tm local{};
   if (localtime_r(&now, &local) == nullptr) throw OperationError("the time cannot be told");
   char buffer[4096];
@@ -172,7 +176,8 @@ bool apply_test(Sandbox& box, std::string_view name, const Value& input, const A
 Parameters::Parameters(std::string_view function, const Arguments& arguments, std::initializer_list<std::string_view> names)
     : function_(function), names_(names), values_(names.size()) {
   if (arguments.positional.size() > names_.size()) {
-    throw OperationError(fmt::format("{}() takes at most {} arguments ({} given)", function, names_.size(), arguments.positional.size()));
+    throw OperationError(
+        fmt::format("{}() takes at most {} arguments ({} given)", function, names_.size(), arguments.positional.size()));
   }
   for (size_t i = 0; i < arguments.positional.size(); ++i) values_[i] = &arguments.positional[i];
   for (const auto& [name, value] : arguments.named) {
@@ -200,7 +205,8 @@ int64_t Parameters::integer(size_t parameter, int64_t otherwise) const {
   if (values_[parameter] == nullptr) return otherwise;
   require_defined(*values_[parameter]);
   if (!values_[parameter]->is_int()) {
-    throw OperationError(fmt::format("{}(): '{}' must be an integer, not {}", function_, names_[parameter], values_[parameter]->type_name()));
+    throw OperationError(
+        fmt::format("{}(): '{}' must be an integer, not {}", function_, names_[parameter], values_[parameter]->type_name()));
   }
   return values_[parameter]->as_int();
 }
@@ -209,7 +215,8 @@ const std::string& Parameters::text(size_t parameter, const std::string& otherwi
   if (values_[parameter] == nullptr) return otherwise;
   require_defined(*values_[parameter]);
   if (!values_[parameter]->is_string()) {
-    throw OperationError(fmt::format("{}(): '{}' must be str, not {}", function_, names_[parameter], values_[parameter]->type_name()));
+    throw OperationError(
+        fmt::format("{}(): '{}' must be str, not {}", function_, names_[parameter], values_[parameter]->type_name()));
   }
   return values_[parameter]->as_string();
 }

@@ -1,5 +1,5 @@
-// Jinja's filters, and the tojson of chat templates. Text is never marked as safe for HTML: `safe` changes nothing, and `escape`
-// gives plain text.
+// Jinja's filters, and the tojson of chat templates. Text is never marked as safe for HTML: `safe` changes nothing, and
+// `escape` gives plain text.
 
 #include <fmt/format.h>
 
@@ -24,7 +24,8 @@ using Kind = Value::Kind;
 /// The text of an input: filters for text take anything.
 class TextInput {
  public:
-  TextInput(Sandbox& box, const Value& value) : own_(value.is_string() ? "" : str(box, value)), text_(value.is_string() ? value.as_string() : own_) {
+  TextInput(Sandbox& box, const Value& value)
+      : own_(value.is_string() ? "" : str(box, value)), text_(value.is_string() ? value.as_string() : own_) {
     box.step_bytes(text_.size());
   }
   const std::string& operator*() const { return text_; }
@@ -34,7 +35,9 @@ class TextInput {
   const std::string& text_;
 };
 
-Value generator(Sandbox& box, std::vector<Value> items) { return Value::object(std::make_shared<Generator>(box, std::move(items))); }
+Value generator(Sandbox& box, std::vector<Value> items) {
+  return Value::object(std::make_shared<Generator>(box, std::move(items)));
+}
 
 /// Elements that a filter collects, counted as memory.
 class Collected {
@@ -143,7 +146,8 @@ Value to_text(Sandbox& box, const Value& input, const Arguments& arguments) {
 Value trim(Sandbox& box, const Value& input, const Arguments& arguments) {
   const Parameters parameters("trim", arguments, {"chars"});
   const TextInput text(box, input);
-  if (parameters[0] == nullptr || parameters[0]->is_none()) return Value::text(box, std::string(python::strip(*text, python::Side::kBoth)));
+  if (parameters[0] == nullptr || parameters[0]->is_none())
+    return Value::text(box, std::string(python::strip(*text, python::Side::kBoth)));
   const std::string& set = parameters.text(0, {});
   box.step_bytes((*text).size() * std::min<size_t>(set.size(), 64));
   return Value::text(box, std::string(python::strip(*text, python::Side::kBoth, set)));
@@ -222,7 +226,8 @@ Value truncate(Sandbox& box, const Value& input, const Arguments& arguments) {
   const TextInput text(box, input);
   static const std::string kDots = "...";
   const std::string& end = parameters.text(2, kDots);
-  const int64_t most = parameters.integer(0, 255), slack = parameters[3] == nullptr || parameters[3]->is_none() ? 5 : parameters.integer(3, 5);
+  const int64_t most = parameters.integer(0, 255),
+                slack = parameters[3] == nullptr || parameters[3]->is_none() ? 5 : parameters.integer(3, 5);
   const int64_t kept = most - python::length(end);
   if (kept < 0) fail(fmt::format("expected length >= {}, got {}", python::length(end), most));
   if (slack < 0) fail(fmt::format("expected leeway >= 0, got {}", slack));
@@ -248,7 +253,8 @@ Value word_count(Sandbox& box, const Value& input, const Arguments& arguments) {
 }
 
 Value format(Sandbox& box, const Value& input, const Arguments& arguments) {
-  if (!arguments.positional.empty() && !arguments.named.empty()) fail("can't handle positional and keyword arguments at the same time");
+  if (!arguments.positional.empty() && !arguments.named.empty())
+    fail("can't handle positional and keyword arguments at the same time");
   const TextInput text(box, input);
   if (arguments.named.empty()) return Value::text(box, format_percent(box, *text, Value::tuple(box, arguments.positional)));
   const auto named = std::make_shared<Dict>(box);
@@ -265,8 +271,9 @@ Value tojson(Sandbox& box, const Value& input, const Arguments& arguments) {
     constexpr int64_t kMost = 64;
     style.has_indent = true;
     style.item_separator = ",";
-    style.indent = parameters[1]->is_string() ? parameters[1]->as_string()
-                                              : std::string(static_cast<size_t>(std::clamp<int64_t>(parameters.integer(1, 0), 0, kMost)), ' ');
+    style.indent = parameters[1]->is_string()
+                       ? parameters[1]->as_string()
+                       : std::string(static_cast<size_t>(std::clamp<int64_t>(parameters.integer(1, 0), 0, kMost)), ' ');
     if (style.indent.size() > kMost) fail(fmt::format("tojson() takes an indent of at most {}", kMost));
   }
   if (parameters[2] != nullptr && !parameters[2]->is_none()) {
@@ -356,7 +363,8 @@ Value round(Sandbox&, const Value& input, const Arguments& arguments) {
   const int64_t digits = parameters.integer(0, 0);
   const std::string& method = parameters.text(1, kCommon);
   if (method != "common" && method != "ceil" && method != "floor") fail("method must be common, ceil or floor");
-  if (!input.is_int() && input.kind() != Kind::kFloat) fail(fmt::format("type {} doesn't define __round__ method", input.type_name()));
+  if (!input.is_int() && input.kind() != Kind::kFloat)
+    fail(fmt::format("type {} doesn't define __round__ method", input.type_name()));
   if (method == "common") {
     return input.is_int() ? round_integer(input.as_int(), digits) : Value::number(rounded(input.as_float(), digits));
   }
@@ -618,7 +626,8 @@ Value slices(Sandbox& box, const Value& input, const Arguments& arguments) {
 // ---- Filters over filters and tests
 
 Arguments without_first(const Arguments& arguments, size_t count) {
-  return {{arguments.positional.begin() + static_cast<ptrdiff_t>(std::min(count, arguments.positional.size())), arguments.positional.end()},
+  return {{arguments.positional.begin() + static_cast<ptrdiff_t>(std::min(count, arguments.positional.size())),
+           arguments.positional.end()},
           arguments.named};
 }
 

@@ -121,7 +121,8 @@ std::string formatted_float(double value, const Spec& spec) {
     digits = fmt::format("{:.{}f}", size, precision);
   }
   if (type == 'E' || type == 'G' || type == 'F') {
-    std::transform(digits.begin(), digits.end(), digits.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+    std::transform(digits.begin(), digits.end(), digits.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
   }
   if (spec.group != 0) {
     const size_t whole = std::min(digits.find_first_of(".e%"), digits.size());
@@ -155,7 +156,8 @@ class PercentValues {
     return many ? values_.items()[at_++] : values_;
   }
   void finish() const {
-    const bool rest = values_.kind() == Value::Kind::kTuple ? at_ < values_.items().size() : !used_ && !values_.is_dict() && !values_.is_sequence();
+    const bool rest = values_.kind() == Value::Kind::kTuple ? at_ < values_.items().size()
+                                                            : !used_ && !values_.is_dict() && !values_.is_sequence();
     if (rest) fail("not all arguments converted during string formatting");
   }
 
@@ -192,7 +194,11 @@ std::string percent(Sandbox& box, const Spec& spec, const Value& value) {
       if (spec.precision < 0) return formatted_integer(number, integer);
       integer.width = spec.precision, integer.zeros = true, integer.align = 0;
       const std::string digits = formatted_integer(number < 0 ? -number : number, integer);
-      return number_text(number < 0, "", digits, [&] { Spec outer = spec; outer.zeros = false; return outer; }());
+      return number_text(number < 0, "", digits, [&] {
+        Spec outer = spec;
+        outer.zeros = false;
+        return outer;
+      }());
     }
     case 'f':
     case 'F':
@@ -201,7 +207,8 @@ std::string percent(Sandbox& box, const Spec& spec, const Value& value) {
     case 'g':
     case 'G':
       require_defined(value);
-      if (!value.is_int() && value.kind() != Value::Kind::kFloat) fail(fmt::format("must be real number, not {}", value.type_name()));
+      if (!value.is_int() && value.kind() != Value::Kind::kFloat)
+        fail(fmt::format("must be real number, not {}", value.type_name()));
       return formatted_float(value.as_float(), spec);
     case 'c': {
       if (value.is_string() && python::length(value.as_string()) == 1) return padded(value.as_string(), spec, '>');
@@ -217,7 +224,9 @@ std::string percent(Sandbox& box, const Spec& spec, const Value& value) {
 Spec brace_spec(std::string_view text) {
   Spec spec;
   size_t at = 0;
-  const auto is_align = [&](size_t i) { return i < text.size() && std::string_view("<>^=").find(text[i]) != std::string_view::npos; };
+  const auto is_align = [&](size_t i) {
+    return i < text.size() && std::string_view("<>^=").find(text[i]) != std::string_view::npos;
+  };
   const size_t first = text.empty() ? 0 : character_at(text, 0).bytes;
   if (first != 0 && is_align(first)) {
     spec.fill = text.substr(0, first);
@@ -257,7 +266,8 @@ std::string brace_value(Sandbox& box, const Value& value, std::string_view spec_
     return formatted_float(value.as_float(), spec);
   }
   if (value.is_string() || value.is_bool()) {
-    if ((spec.type != 0 && spec.type != 's') || spec.align == '=') fail(fmt::format("Invalid format specifier for a '{}'", value.type_name()));
+    if ((spec.type != 0 && spec.type != 's') || spec.align == '=')
+      fail(fmt::format("Invalid format specifier for a '{}'", value.type_name()));
     return padded(cut(str(box, value), spec.precision), spec, '<');
   }
   fail(fmt::format("unsupported format string passed to {}.__format__", value.type_name()));
@@ -328,7 +338,8 @@ class BraceFormat {
       const std::string part(name.substr(at + 1, stop - at - 1));
       if (part.empty()) fail("Empty attribute in format string");
       const auto index = python::to_integer(part);
-      value = dot ? get_attribute(box_, value, part) : get_item(box_, value, index ? Value::integer(*index) : Value::text(box_, part));
+      value = dot ? get_attribute(box_, value, part)
+                  : get_item(box_, value, index ? Value::integer(*index) : Value::text(box_, part));
       require_defined(value);
       at = dot ? stop : stop + 1;
     }
@@ -339,8 +350,9 @@ class BraceFormat {
     const bool is_number = !name.empty() && std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
     if (name.empty() || is_number) {
       if (std::exchange(is_automatic_, name.empty()) != name.empty() && is_counted_) {
-        fail(fmt::format("cannot switch from {} field {}", name.empty() ? "manual" : "automatic",
-                         name.empty() ? "specification to automatic field numbering" : "numbering to manual field specification"));
+        fail(fmt::format(
+            "cannot switch from {} field {}", name.empty() ? "manual" : "automatic",
+            name.empty() ? "specification to automatic field numbering" : "numbering to manual field specification"));
       }
       is_counted_ = true;
       const auto index = name.empty() ? static_cast<int64_t>(automatic_++) : python::to_integer(name).value_or(INT64_MAX);

@@ -23,7 +23,8 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   bool boolean(bool value) override { return add(Value::boolean(value)); }
   bool number_integer(number_integer_t value) override { return add(Value::integer(value)); }
   bool number_unsigned(number_unsigned_t value) override {
-    return add(value <= INT64_MAX ? Value::integer(static_cast<int64_t>(value)) : Value::big_integer(box_, std::to_string(value)));
+    return add(value <= INT64_MAX ? Value::integer(static_cast<int64_t>(value))
+                                  : Value::big_integer(box_, std::to_string(value)));
   }
   bool number_float(number_float_t value, const string_t& text) override {
     const bool is_integer = text.find_first_of(".eE") == std::string::npos;

@@ -45,7 +45,8 @@ class Lexer {
   /// Text up to the next tag, and the tag.
   void read_data() {
     size_t tag = text_.find('{', at_);
-    while (tag != std::string::npos && (tag + 1 >= text_.size() || std::string_view("{%#").find(text_[tag + 1]) == std::string_view::npos)) {
+    while (tag != std::string::npos &&
+           (tag + 1 >= text_.size() || std::string_view("{%#").find(text_[tag + 1]) == std::string_view::npos)) {
       tag = text_.find('{', tag + 1);
     }
     if (tag == std::string::npos) {
@@ -80,7 +81,8 @@ class Lexer {
     if (sign == '-') return python::strip(data, python::Side::kRight);
     if (sign == '+' || !is_block) return data;
     const size_t line = data.rfind('\n') + 1;  // npos + 1 is 0
-    if ((line > 0 || line_starts_) && python::strip(data.substr(line), python::Side::kBoth).empty()) return data.substr(0, line);
+    if ((line > 0 || line_starts_) && python::strip(data.substr(line), python::Side::kBoth).empty())
+      return data.substr(0, line);
     return data;
   }
 
@@ -191,7 +193,8 @@ class Lexer {
   /// Digits with single underscores between them.
   template <typename Accept>
   size_t after_digits(size_t at, Accept accept) const {
-    while (at < text_.size() && (accept(text_[at]) || (text_[at] == '_' && at + 1 < text_.size() && accept(text_[at + 1])))) ++at;
+    while (at < text_.size() && (accept(text_[at]) || (text_[at] == '_' && at + 1 < text_.size() && accept(text_[at + 1]))))
+      ++at;
     return at;
   }
 
@@ -274,7 +277,8 @@ class Lexer {
     if (c >= '0' && c <= '7') {
       char32_t code = 0;
       size_t end = at;
-      for (; end < raw.size() && end < at + 3 && raw[end] >= '0' && raw[end] <= '7'; ++end) code = code * 8 + static_cast<char32_t>(raw[end] - '0');
+      for (; end < raw.size() && end < at + 3 && raw[end] >= '0' && raw[end] <= '7'; ++end)
+        code = code * 8 + static_cast<char32_t>(raw[end] - '0');
       append_utf8(out, code);
       return end;
     }
@@ -289,7 +293,9 @@ class Lexer {
     } else {
       // Jinja writes what is not ASCII as an escape before it reads escapes, and here the backslash eats that one's.
       const auto code = static_cast<uint32_t>(character.code);
-      out += code < 0x100 ? fmt::format("x{:02x}", code) : code < 0x10000 ? fmt::format("u{:04x}", code) : fmt::format("U{:08x}", code);
+      out += code < 0x100     ? fmt::format("x{:02x}", code)
+             : code < 0x10000 ? fmt::format("u{:04x}", code)
+                              : fmt::format("U{:08x}", code);
     }
     return at + character.bytes;
   }
@@ -298,7 +304,8 @@ class Lexer {
     char32_t code = 0;
     for (size_t i = 0; i < digits; ++i) {
       const char c = at + i < raw.size() ? raw[at + i] : '\0';
-      if (std::isxdigit(static_cast<unsigned char>(c)) == 0) fail(fmt::format("truncated \\x, \\u or \\U escape: {} digits needed", digits));
+      if (std::isxdigit(static_cast<unsigned char>(c)) == 0)
+        fail(fmt::format("truncated \\x, \\u or \\U escape: {} digits needed", digits));
       code = code * 16 + static_cast<char32_t>(is_digit(c) ? c - '0' : (c | 0x20) - 'a' + 10);
     }
     if (code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) fail("an escape names no character");
@@ -335,7 +342,8 @@ class Lexer {
     if (!text.empty()) push(Token::Kind::kData, text);
   }
   void move_to(size_t at) {
-    line_ += static_cast<int>(std::count(text_.begin() + static_cast<ptrdiff_t>(at_), text_.begin() + static_cast<ptrdiff_t>(at), '\n'));
+    line_ += static_cast<int>(
+        std::count(text_.begin() + static_cast<ptrdiff_t>(at_), text_.begin() + static_cast<ptrdiff_t>(at), '\n'));
     if (at > at_) line_starts_ = text_[at - 1] == '\n';
     at_ = at;
   }

@@ -17,7 +17,19 @@ class TemplateError : public UserError {
 };
 
 struct Token {
-  enum class Kind { kData, kOutputBegin, kOutputEnd, kBlockBegin, kBlockEnd, kName, kString, kInteger, kFloat, kOperator, kEnd };
+  enum class Kind {
+    kData,
+    kOutputBegin,
+    kOutputEnd,
+    kBlockBegin,
+    kBlockEnd,
+    kName,
+    kString,
+    kInteger,
+    kFloat,
+    kOperator,
+    kEnd
+  };
   Kind kind;
   std::string text;  ///< what it says: of a string its content, of a number its digits
   int line;

@@ -1,5 +1,5 @@
-// The methods of Python's str, list, tuple, dict and float that change nothing. What would change its object is unsafe, as it is
-// in Jinja's immutable sandbox: undefined, and an error when it is called.
+// The methods of Python's str, list, tuple, dict and float that change nothing. What would change its object is unsafe, as it
+// is in Jinja's immutable sandbox: undefined, and an error when it is called.
 
 #include <fmt/format.h>
 
@@ -37,7 +37,8 @@ Value strip(Sandbox& box, const Value& self, const Arguments& arguments) {
   const std::string& set = given ? parameters.text(0, {}) : self.as_string();
   // Each character is sought in the set.
   if (given) box.step_bytes(self.as_string().size() * std::min<size_t>(set.size(), 64));
-  return Value::text(box, std::string(python::strip(self.as_string(), side, given ? std::optional<std::string_view>(set) : std::nullopt)));
+  return Value::text(
+      box, std::string(python::strip(self.as_string(), side, given ? std::optional<std::string_view>(set) : std::nullopt)));
 }
 
 template <std::string (*map)(std::string_view)>
@@ -108,7 +109,8 @@ Value starts_with(Sandbox& box, const Value& self, const Arguments& arguments) {
   const auto matches = [&](const Value& affix) {
     require_defined(affix);
     if (!affix.is_string()) {
-      fail(fmt::format("{} first arg must be str or a tuple of str, not {}", at_end ? "endswith" : "startswith", affix.type_name()));
+      fail(fmt::format("{} first arg must be str or a tuple of str, not {}", at_end ? "endswith" : "startswith",
+                       affix.type_name()));
     }
     return in.is_valid && (at_end ? in.text.ends_with(affix.as_string()) : in.text.starts_with(affix.as_string()));
   };
@@ -185,7 +187,8 @@ Value partition(Sandbox& box, const Value& self, const Arguments& arguments) {
     parts = {self, Value::text(box, ""), Value::text(box, "")};
     if (from_right) std::swap(parts[0], parts[2]);
   } else {
-    parts = {Value::text(box, text.substr(0, at)), Value::text(box, separator), Value::text(box, text.substr(at + separator.size()))};
+    parts = {Value::text(box, text.substr(0, at)), Value::text(box, separator),
+             Value::text(box, text.substr(at + separator.size()))};
   }
   return Value::tuple(box, std::move(parts));
 }
@@ -315,7 +318,8 @@ const Methods& text_methods() {
 Value count_items(Sandbox& box, const Value& self, const Arguments& arguments) {
   const Parameters parameters("count", arguments, {"value"});
   int64_t count = 0;
-  for (const Value& item : self.items()) count += item.same_as(parameters.require(0)) || equal(box, item, parameters.require(0)) ? 1 : 0;
+  for (const Value& item : self.items())
+    count += item.same_as(parameters.require(0)) || equal(box, item, parameters.require(0)) ? 1 : 0;
   return Value::integer(count);
 }
 
@@ -425,7 +429,9 @@ class BoundMethod : public Object {
     depth = self_.depth();
   }
   std::string type_name() const override { return "builtin_function_or_method"; }
-  std::string repr(Sandbox&) const override { return fmt::format("<built-in method {} of {} object>", name_, self_.type_name()); }
+  std::string repr(Sandbox&) const override {
+    return fmt::format("<built-in method {} of {} object>", name_, self_.type_name());
+  }
   bool is_callable() const override { return true; }
   Value call(Sandbox& box, const Arguments& arguments) override { return method_(box, self_, arguments); }
 

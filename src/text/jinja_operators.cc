@@ -242,7 +242,8 @@ Value repeat(Sandbox& box, const Value& value, int64_t times) {
   times = std::max<int64_t>(times, 0);
   const size_t unit = value.is_string() ? value.as_string().size() : value.items().size() * sizeof(Value);
   const size_t most = box.limits().max_memory_bytes;
-  if (unit != 0 && static_cast<size_t>(times) > most / unit) fail(fmt::format("the template needs too much memory: more than {} bytes", most));
+  if (unit != 0 && static_cast<size_t>(times) > most / unit)
+    fail(fmt::format("the template needs too much memory: more than {} bytes", most));
   const Charge scratch(box, unit * static_cast<size_t>(times));
   if (unit == 0) times = 0;
   if (value.is_string()) {
@@ -346,9 +347,7 @@ std::string shown(std::string_view name) {
   return python::repr(std::string(name.substr(0, end)) + "...");
 }
 
-std::string object_name(const Value& value) {
-  return value.is_none() ? "None" : value.type_name() + " object";
-}
+std::string object_name(const Value& value) { return value.is_none() ? "None" : value.type_name() + " object"; }
 
 Value no_attribute(Sandbox& box, const Value& value, std::string_view name) {
   return Value::undefined(box, fmt::format("'{}' has no attribute {}", object_name(value), shown(name)));
@@ -421,6 +420,7 @@ bool ordered(Sandbox& box, Order order, const Value& a, const Value& b) {
   }
   require_defined(a);
   require_defined(b);
+  if (a.kind() == Kind::kBigInt || b.kind() == Kind::kBigInt) fail("integers of more than 64 bits are not supported here");
   fail(fmt::format("'{}' not supported between instances of '{}' and '{}'", symbol(order), a.type_name(), b.type_name()));
 }
 
@@ -502,7 +502,8 @@ Value get_item(Sandbox& box, const Value& value, const Value& key) {
   if (auto found = element(box, value, key)) return *found;
   if (key.is_string()) {
     if (key.as_string().starts_with("_")) return no_attribute(box, value, key.as_string());
-    if (auto found = value.is_object() ? value.as_object().attribute(box, key.as_string()) : find_method(box, value, key.as_string())) {
+    if (auto found =
+            value.is_object() ? value.as_object().attribute(box, key.as_string()) : find_method(box, value, key.as_string())) {
       return *found;
     }
     return no_attribute(box, value, key.as_string());

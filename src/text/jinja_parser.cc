@@ -16,7 +16,8 @@ namespace {
 using namespace ast;
 using Kind = Token::Kind;
 
-// Of brackets in brackets and blocks in blocks. An inner bracket takes the parser through twelve functions, about 2 KiB of stack.
+// Of brackets in brackets and blocks in blocks. An inner bracket takes the parser through twelve functions, about 2 KiB of
+// stack.
 constexpr int kMaxNesting = 80;
 
 class Parser {
@@ -75,7 +76,8 @@ class Parser {
   class Nested {
    public:
     explicit Nested(Parser& parser) : parser_(parser) {
-      if (++parser_.nesting_ > kMaxNesting) parser_.fail(fmt::format("the template nests too deeply: more than {} levels", kMaxNesting));
+      if (++parser_.nesting_ > kMaxNesting)
+        parser_.fail(fmt::format("the template nests too deeply: more than {} levels", kMaxNesting));
     }
     Nested(const Nested&) = delete;
     Nested& operator=(const Nested&) = delete;
@@ -102,7 +104,8 @@ class Parser {
   /// `below` is the depth of the deepest part.
   template <typename Node>
   ExpressionPtr make(int line, int below, Node node) const {
-    if (below >= kMaxDepth) throw TemplateError(line, fmt::format("an expression nests too deeply: more than {} levels", kMaxDepth));
+    if (below >= kMaxDepth)
+      throw TemplateError(line, fmt::format("an expression nests too deeply: more than {} levels", kMaxDepth));
     return std::make_unique<Expression>(Expression{line, below + 1, std::move(node)});
   }
 
@@ -117,7 +120,8 @@ class Parser {
       const int line = now().line;
       switch (now().kind) {
         case Kind::kEnd:
-          if (ends.size() != 0) fail(fmt::format("Unexpected end of template. Jinja was looking for the following tags: {}.", joined(ends)));
+          if (ends.size() != 0)
+            fail(fmt::format("Unexpected end of template. Jinja was looking for the following tags: {}.", joined(ends)));
           return body;
         case Kind::kData:
           body.push_back({line, Data{take().text}});
@@ -360,7 +364,8 @@ class Parser {
   // ---- Expressions, the loosest first
 
   bool at_tuple_end(std::string_view end_name) const {
-    return now().kind == Kind::kOutputEnd || now().kind == Kind::kBlockEnd || is_operator(")") || (!end_name.empty() && is_name(end_name));
+    return now().kind == Kind::kOutputEnd || now().kind == Kind::kBlockEnd || is_operator(")") ||
+           (!end_name.empty() && is_name(end_name));
   }
 
   /// One expression, or several with commas, which are a tuple.
@@ -788,7 +793,8 @@ class Parser {
 
 ParsedTemplate parse(std::string_view source, const Limits& limits) {
   if (source.size() > limits.max_template_bytes) {
-    throw TemplateError(1, fmt::format("the template is too long: {} bytes, at most {}", source.size(), limits.max_template_bytes));
+    throw TemplateError(
+        1, fmt::format("the template is too long: {} bytes, at most {}", source.size(), limits.max_template_bytes));
   }
   if (const size_t valid = valid_utf8_prefix(source); valid != source.size()) {
     const auto line = 1 + std::count(source.begin(), source.begin() + static_cast<ptrdiff_t>(valid), '\n');

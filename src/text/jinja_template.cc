@@ -104,7 +104,8 @@ class Loop : public Object {
 /// loop.cycle and loop.changed.
 class LoopMethod : public Object {
  public:
-  LoopMethod(Sandbox& box, std::shared_ptr<Loop> loop, bool is_cycle) : Object(box), loop_(std::move(loop)), is_cycle_(is_cycle) {
+  LoopMethod(Sandbox& box, std::shared_ptr<Loop> loop, bool is_cycle)
+      : Object(box), loop_(std::move(loop)), is_cycle_(is_cycle) {
     depth = loop_->depth;
   }
   std::string type_name() const override { return "method"; }
@@ -136,7 +137,8 @@ class Interpreter {
  public:
   Interpreter(Sandbox& box, const Template::Variables& variables, std::optional<std::time_t> now)
       : box_(box), globals_(std::make_shared<Variables>(nullptr)), top_(std::make_shared<Variables>(globals_)), here_(top_) {
-    for (const auto& [name, function] : global_functions()) globals_->own.emplace_back(name, native_function(box, name, function));
+    for (const auto& [name, function] : global_functions())
+      globals_->own.emplace_back(name, native_function(box, name, function));
     add_function("namespace", [this](const Arguments& arguments) { return make_namespace(arguments); });
     add_function("strftime_now", [this, now](const Arguments& arguments) {
       return formatted_time(box_, now ? *now : std::time(nullptr), arguments);
@@ -229,7 +231,8 @@ class Interpreter {
       require_defined(value);
       if (!is_iterable(value)) throw OperationError(fmt::format("cannot unpack non-iterable {} object", value.type_name()));
       const std::vector<Value> items = elements(box_, value);
-      if (items.size() > targets.size()) throw OperationError(fmt::format("too many values to unpack (expected {})", targets.size()));
+      if (items.size() > targets.size())
+        throw OperationError(fmt::format("too many values to unpack (expected {})", targets.size()));
       if (items.size() < targets.size()) {
         throw OperationError(fmt::format("not enough values to unpack (expected {}, got {})", targets.size(), items.size()));
       }
@@ -455,7 +458,8 @@ class Interpreter {
       throw OperationError(fmt::format("macro '{}' takes no keyword argument '{}'", macro.name, named.front().first));
     }
     if (macro.takes_positional) {
-      assign("varargs", Value::tuple(box_, {arguments.positional.begin() + static_cast<ptrdiff_t>(given), arguments.positional.end()}));
+      assign("varargs",
+             Value::tuple(box_, {arguments.positional.begin() + static_cast<ptrdiff_t>(given), arguments.positional.end()}));
     } else if (arguments.positional.size() > given) {
       throw OperationError(fmt::format("macro '{}' takes not more than {} argument(s)", macro.name, macro.parameters.size()));
     }

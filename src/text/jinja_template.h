@@ -24,12 +24,12 @@ class TemplateRaised : public UserError {
 
 /// A Jinja template, run as transformers runs chat templates: in an immutable sandbox, with trim_blocks and lstrip_blocks, loop
 /// controls, tojson without escapes for HTML, raise_exception, strftime_now, and {% generation %} as a plain block. What it
-/// gives is what Python's Jinja gives, but for this: integers of more than 64 bits can only be printed and compared, text has no
-/// mark for safe HTML, blocks that include or extend other templates are refused, and an unknown filter is an error when it is
-/// used.
+/// gives is what Python's Jinja gives, but for this: integers of more than 64 bits can only be printed and compared, text has
+/// no mark for safe HTML, blocks that include or extend other templates are refused, and an unknown filter is an error when it
+/// is used.
 ///
 /// Immutable: any number of threads may render one template at a time. A rendering keeps inside its Limits, whatever template
-/// and data hold, and needs less than 256 KiB of stack.
+/// and data hold, and needs less than 384 KiB of stack.
 class Template {
  public:
   /// Throws TemplateError.
@@ -39,8 +39,8 @@ class Template {
   ~Template();
 
   using Variables = std::vector<std::pair<std::string, Value>>;
-  /// `variables` must be made in `box`, whose limits hold for what is rendered. `now` is for strftime_now. Throws TemplateError,
-  /// or TemplateRaised.
+  /// `variables` must be made in `box`, whose limits hold for what is rendered. `now` is for strftime_now. Throws
+  /// TemplateError, or TemplateRaised.
   std::string render(Sandbox& box, const Variables& variables, std::optional<std::time_t> now = {}) const;
 
  private:

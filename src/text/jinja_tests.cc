@@ -81,8 +81,12 @@ bool text_is(Sandbox& box, const Value& value, const Arguments& arguments) {
   return holds(str(box, value));
 }
 
-bool is_filter(Sandbox&, const Value& value, const Arguments&) { return value.is_string() && find_filter(value.as_string()) != nullptr; }
-bool is_test(Sandbox&, const Value& value, const Arguments&) { return value.is_string() && find_test(value.as_string()) != nullptr; }
+bool is_filter(Sandbox&, const Value& value, const Arguments&) {
+  return value.is_string() && find_filter(value.as_string()) != nullptr;
+}
+bool is_test(Sandbox&, const Value& value, const Arguments&) {
+  return value.is_string() && find_test(value.as_string()) != nullptr;
+}
 
 }  // namespace
 

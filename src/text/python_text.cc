@@ -128,8 +128,8 @@ bool is_space(char32_t code) {
 }
 
 bool is_printable(char32_t code) {
-  constexpr uint32_t kHidden = U_GC_CC_MASK | U_GC_CF_MASK | U_GC_CS_MASK | U_GC_CO_MASK | U_GC_CN_MASK | U_GC_ZL_MASK |
-                               U_GC_ZP_MASK | U_GC_ZS_MASK;
+  constexpr uint32_t kHidden =
+      U_GC_CC_MASK | U_GC_CF_MASK | U_GC_CS_MASK | U_GC_CO_MASK | U_GC_CN_MASK | U_GC_ZL_MASK | U_GC_ZP_MASK | U_GC_ZS_MASK;
   return code == ' ' || !has_type(code, kHidden);
 }
 
@@ -156,10 +156,12 @@ std::string_view strip(std::string_view text, Side side, std::optional<std::stri
 }
 
 std::string upper(std::string_view text) {
-  return mapped(text, [](auto piece, auto& sink, auto& status) { icu::CaseMap::utf8ToUpper("", 0, piece, sink, nullptr, status); });
+  return mapped(text,
+                [](auto piece, auto& sink, auto& status) { icu::CaseMap::utf8ToUpper("", 0, piece, sink, nullptr, status); });
 }
 std::string lower(std::string_view text) {
-  return mapped(text, [](auto piece, auto& sink, auto& status) { icu::CaseMap::utf8ToLower("", 0, piece, sink, nullptr, status); });
+  return mapped(text,
+                [](auto piece, auto& sink, auto& status) { icu::CaseMap::utf8ToLower("", 0, piece, sink, nullptr, status); });
 }
 std::string casefold(std::string_view text) {
   return mapped(text, [](auto piece, auto& sink, auto& status) { icu::CaseMap::utf8Fold(0, piece, sink, nullptr, status); });

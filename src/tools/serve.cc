@@ -170,10 +170,14 @@ void run_serve(const Invocation& invocation) {
       engine = std::make_unique<Engine>(invocation.engine, Engine::Hooks{.progress = [&wake] { wake.ring(); }, .clock = {}},
                                         invocation.make_ranks);
       if (Tokenizer::is_in(folder)) tokenizer = Tokenizer::load(folder);
+      std::unique_ptr<const ChatTemplate> chat_template = invocation.has("chat-template")
+                                                              ? ChatTemplate::chosen(invocation["chat-template"], folder)
+                                                              : ChatTemplate::of_model(folder);
+      const bool chats = chat_template != nullptr;
       backend = std::make_unique<EngineBackend>(*engine);
       server.drain_on_signals();  // Until here a signal simply ends the process.
-      service.open(*backend, tokenizer.get());
-      log::info("{}", banner(backend->info(), tokenizer != nullptr));
+      service.open(*backend, tokenizer.get(), render_with(std::move(chat_template)));
+      log::info("{}{}", banner(backend->info(), tokenizer != nullptr), chats ? ", chats" : ", no chat template");
       log::info("process {} is ready after {:.1f} s{}", ::getpid(), std::chrono::duration<double>(Clock::now() - began).count(),
                 service.needs_key() ? "" : "; no --api-key: everybody who reaches the port may use it");
       const bool is_v6 = http.host.find(':') != std::string::npos;

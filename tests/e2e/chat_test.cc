@@ -53,6 +53,14 @@ TEST_F(ChatServer, UsesTheModelsTemplate) {
   EXPECT_THAT(ask(*server, "/v1/chat/completions", body)["error"]["message"].get<std::string>(), HasSubstr("no tools here"));
 }
 
+TEST_F(ChatServer, ContinuesTheLastMessageWhereThatIsWanted) {
+  const auto server = start();
+  json body = {{"messages", {{{"role", "user"}, {"content", "hi"}}, {{"role", "assistant"}, {"content", "well, "}}}},
+               {"continue_final_message", true},
+               {"add_generation_prompt", false}};
+  EXPECT_EQ(ask(*server, "/apply-template", body)["prompt"], "<|end|>user: hi<|end|>assistant: well,");
+}
+
 TEST_F(ChatServer, TakesATemplateFromAFlag) {
   const std::string file = folder_.path() / "mine.jinja";
   std::ofstream(file) << "{{ messages | length }} of {{ messages[0].role }}";

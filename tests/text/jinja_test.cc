@@ -1,11 +1,14 @@
-#include "text/jinja_template.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 
+#include <functional>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "text/jinja_json.h"
+#include "text/jinja_template.h"
 
 namespace weft::jinja {
 namespace {
@@ -33,7 +36,8 @@ TEST(Jinja, TextStaysAndExpressionsAreShownAsPythonShowsThem) {
   EXPECT_EQ(render("a{{ 1 + 2 * 3 }}b"), "a7b");
   EXPECT_EQ(render("{{ [1, 2.0, 'x', none, true] }}"), "[1, 2.0, 'x', None, True]");
   EXPECT_EQ(render("{{ {'a': (1,)} }} {{ () }}"), "{'a': (1,)} ()");
-  EXPECT_EQ(render("{{ 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 ** 10 }} {{ 2 ** 3 ** 2 }}"), "3 -4 2 3.5 1024 64");
+  EXPECT_EQ(render("{{ 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 ** 10 }} {{ 2 ** 3 ** 2 }}"),
+            "3 -4 2 3.5 1024 64");
   EXPECT_EQ(render("{{ 1e16 }} {{ 1e15 }} {{ 0.0001 }} {{ 0.00001 }} {{ 0.1 + 0.2 }}"),
             "1e+16 1000000000000000.0 0.0001 1e-05 0.30000000000000004");
   EXPECT_EQ(render("{{ \"it's\" }} {{ [\"it's\", 'a\\nb'] }}"), "it's [\"it's\", 'a\\nb']");
@@ -50,8 +54,9 @@ TEST(Jinja, DataKeepItsOrderAndItsNumbers) {
 }
 
 TEST(Jinja, BlocksTakeTheirLinesWithThem) {
-  EXPECT_EQ(render("a\n  {% if true %}\n  b\n  {% endif %}\nc\n"), "a\n  b\nc") << "trim_blocks, lstrip_blocks, the last line end";
-  EXPECT_EQ(render("a \n {%- if true -%} \n b {%- endif %} \n"), "ab \n".substr(0, 3));
+  EXPECT_EQ(render("a\n  {% if true %}\n  b\n  {% endif %}\nc\n"), "a\n  b\nc")
+      << "trim_blocks, lstrip_blocks, the last line end";
+  EXPECT_EQ(render("a \n {%- if true -%} \n b {%- endif %} \n"), "ab ");
   EXPECT_EQ(render("  {%+ if true +%}\nb{% endif %}"), "  \nb");
   EXPECT_EQ(render("a {{- 'b' -}} c"), "abc");
   EXPECT_EQ(render("a\r\nb\rc"), "a\nb\nc");
@@ -64,8 +69,11 @@ TEST(Jinja, LoopsKnowWhereTheyAre) {
   EXPECT_EQ(render("{% for x in [3, 1, 2] if x > 1 %}{{ loop.length }}{{ loop.previtem }}{{ x }};{% else %}none{% endfor %}"),
             "23;232;");
   EXPECT_EQ(render("{% for x in [] %}{% else %}none{% endfor %}"), "none");
-  EXPECT_EQ(render("{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}"), "023");
-  EXPECT_EQ(render("{% for x in [1, [2, [3]]] recursive %}{{ loop.depth }}{{ '(' ~ loop(x) ~ ')' if x is iterable else x }}{% endfor %}"),
+  EXPECT_EQ(render("{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 4 %}{% break %}{% endif %}{{ i "
+                   "}}{% endfor %}"),
+            "023");
+  EXPECT_EQ(render("{% for x in [1, [2, [3]]] recursive %}{{ loop.depth }}{{ '(' ~ loop(x) ~ ')' if x is iterable else x }}{% "
+                   "endfor %}"),
             "111(222(33))");
 }
 
@@ -77,14 +85,16 @@ TEST(Jinja, WhatALoopSetsEndsWithItAndNamespacesDoNot) {
 }
 
 TEST(Jinja, MacrosTakeArgumentsByPlaceByNameAndByDefault) {
-  EXPECT_EQ(render("{% macro f(a, b='B') %}{{ a }}{{ b }}{% endmacro %}{{ f(1) }} {{ f(1, 2) }} {{ f(b=3, a=4) }} {{ f() }}"), "1B 12 43 B");
+  EXPECT_EQ(render("{% macro f(a, b='B') %}{{ a }}{{ b }}{% endmacro %}{{ f(1) }} {{ f(1, 2) }} {{ f(b=3, a=4) }} {{ f() }}"),
+            "1B 12 43 B");
   EXPECT_EQ(render("{% macro f(n) %}{{ n }}{% if n %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(3) }}"), "3210");
   EXPECT_EQ(render("{% macro f() %}<{{ caller(2) }}>{% endmacro %}{% call(x) f() %}{{ x }}{% endcall %}"), "<2>");
   EXPECT_THAT(error_of("{% macro f(a) %}{% endmacro %}{{ f(1, 2) }}"), HasSubstr("takes not more than 1 argument"));
 }
 
 TEST(Jinja, WhatIsNotThereIsEmptyUntilItIsUsed) {
-  EXPECT_EQ(render("[{{ x }}{{ d.x }}{{ d['x'] }}] {{ x is defined }} {{ x|default('D') }} {{ x|length }}", R"({"d": {}})"), "[] False D 0");
+  EXPECT_EQ(render("[{{ x }}{{ d.x }}{{ d['x'] }}] {{ x is defined }} {{ x|default('D') }} {{ x|length }}", R"({"d": {}})"),
+            "[] False D 0");
   EXPECT_EQ(error_of("\n\n{{ x.y }}"), "chat template, line 3: 'x' is undefined");
   EXPECT_EQ(error_of("{{ d.x.y }}", R"({"d": {}})"), "chat template, line 1: 'dict object' has no attribute 'x'");
   EXPECT_EQ(error_of("{{ 'a' + none }}"), "chat template, line 1: can only concatenate str (not \"NoneType\") to str");
@@ -92,7 +102,8 @@ TEST(Jinja, WhatIsNotThereIsEmptyUntilItIsUsed) {
 
 TEST(Jinja, ATemplateSpeaksForItself) {
   try {
-    render("\n{% if roles|length > 1 %}{{ raise_exception('Roles must alternate: ' ~ roles) }}{% endif %}", R"({"roles": ["user", "user"]})");
+    render("\n{% if roles|length > 1 %}{{ raise_exception('Roles must alternate: ' ~ roles) }}{% endif %}",
+           R"({"roles": ["user", "user"]})");
     FAIL();
   } catch (const TemplateRaised& raised) {
     EXPECT_STREQ(raised.what(), "Roles must alternate: ['user', 'user']");
@@ -118,12 +129,49 @@ TEST(Jinja, MistakesAreNamedWithTheirLine) {
   EXPECT_THAT(error_of("{{ 9223372036854775807 + 1 }}"), HasSubstr("more than 64 bits"));
 }
 
+TEST(Jinja, ThreadsShareATemplate) {
+  const Template parsed = Template::parse("{% for x in ['a', 'b'] %}{% set y %}{{ x }}{% endset %}{{ y ~ 'c' }}{% endfor %}");
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int n = 0; n < 100; ++n) {
+        Sandbox box{Limits{}};
+        EXPECT_EQ(parsed.render(box, {}), "acbc");
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 // ---- Bounds
+
+// The stack that threads of the server may have. What AddressSanitizer adds to each frame is no part of the promise.
+#ifdef __SANITIZE_ADDRESS__
+constexpr size_t kStackBytes = 4 << 20;
+#else
+constexpr size_t kStackBytes = 512 << 10;
+#endif
+
+void with_small_stack(std::function<void()> body) {
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, kStackBytes), 0);
+  pthread_t thread;
+  const auto call = [](void* argument) -> void* {
+    (*static_cast<std::function<void()>*>(argument))();
+    return nullptr;
+  };
+  ASSERT_EQ(pthread_create(&thread, &attributes, call, &body), 0);
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
+}
 
 TEST(Jinja, ATemplateThatNeverEndsIsEnded) {
   const Limits few{.max_steps = 100'000};
-  EXPECT_THAT(error_of("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "{}", few), HasSubstr("takes too long"));
-  EXPECT_THAT(error_of("{% for a in range(9999) %}{{ s.upper() is string }}{% endfor %}", "{\"s\": \"" + std::string(100'000, 'x') + "\"}", few),
+  EXPECT_THAT(error_of("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "{}", few),
+              HasSubstr("takes too long"));
+  EXPECT_THAT(error_of("{% for a in range(9999) %}{{ s.upper() is string }}{% endfor %}",
+                       "{\"s\": \"" + std::string(100'000, 'x') + "\"}", few),
               HasSubstr("takes too long"));
   const Limits short_time{.max_time = std::chrono::milliseconds(0)};
   EXPECT_THAT(error_of("{% for a in range(99999) %}{% endfor %}", "{}", short_time), HasSubstr("more than 0 ms"));
@@ -137,12 +185,13 @@ TEST(Jinja, ATemplateThatGrowsIsStopped) {
   EXPECT_THAT(error_of("{{ [0] * 99999999999 }}", "{}", small), HasSubstr("too much memory"));
   const std::string doubling = "{% set n = namespace(x='xx') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}";
   EXPECT_THAT(error_of(doubling, "{}", small), HasSubstr("too much memory: more than 1048576 bytes"));
+  const Limits tiny{.max_memory_bytes = 1 << 16};
   const std::string hoarding = "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = n.x + [i] %}{% endfor %}";
-  EXPECT_THAT(error_of(hoarding, "{}", small), HasSubstr("too much memory"));
+  EXPECT_THAT(error_of(hoarding, "{}", tiny), HasSubstr("too much memory"));
   EXPECT_THAT(error_of("{{ '%9999d' % 1 }}", "{}", small), HasSubstr("asks for too much"));
 }
 
-TEST(Jinja, DepthIsBounded) {
+void expect_bounded_depth() {
   EXPECT_THAT(error_of("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"), HasSubstr("nests too deeply: more than 200 levels"));
   EXPECT_THAT(error_of("{{ " + std::string(5000, '(') + "1" + std::string(5000, ')') + " }}"), HasSubstr("nests too deeply"));
   EXPECT_THAT(error_of("{{ " + std::string(5000, '-') + "1 }}"), HasSubstr("nests too deeply"));
@@ -150,15 +199,23 @@ TEST(Jinja, DepthIsBounded) {
   for (int i = 0; i < 5000; ++i) sum += " + 1", blocks += "{% if true %}";
   EXPECT_THAT(error_of(sum + " }}"), HasSubstr("nests too deeply"));
   EXPECT_THAT(error_of(blocks), HasSubstr("nests too deeply"));
-  EXPECT_THAT(error_of("{% set n = namespace(x=[]) %}{% for i in range(999) %}{% set n.x = [n.x] %}{% endfor %}"), HasSubstr("values nest too deeply"));
-  EXPECT_THAT(error_of("{% set n = namespace() %}{% for i in range(999) %}{% for l in [n.l] %}{% set n.l = loop %}{% endfor %}{% endfor %}"),
+  EXPECT_THAT(error_of("{% set n = namespace(x=[]) %}{% for i in range(999) %}{% set n.x = [n.x] %}{% endfor %}"),
               HasSubstr("values nest too deeply"));
+  EXPECT_THAT(
+      error_of(
+          "{% set n = namespace() %}{% for i in range(999) %}{% for l in [n.l] %}{% set n.l = loop %}{% endfor %}{% endfor %}"),
+      HasSubstr("values nest too deeply"));
+  const std::string nested = std::string(60, '[') + std::string(60, ']');
+  EXPECT_EQ(render("{{ x|tojson }}{{ x == x }}{{ x }}", "{\"x\": " + nested + "}"), nested + "True" + nested);
 }
+
+TEST(Jinja, DepthIsBoundedOnASmallStack) { with_small_stack(expect_bounded_depth); }
 
 TEST(Jinja, ARenderingReturnsAllItsMemory) {
   const Template parsed = Template::parse(
       "{% set n = namespace() %}{% set n.me = n %}{% macro f(x) %}{{ x }}{{ n }}{% endmacro %}{% set n.f = f %}"
-      "{% for i in [1, 2] %}{% set n.loop = loop %}{% macro g() %}{{ loop.index }}{{ g }}{% endmacro %}{% set n.g = g %}{{ f(i) }}{% endfor %}{{ n.g() }}");
+      "{% for i in [1, 2] %}{% set n.loop = loop %}{% macro g() %}{{ loop.index }}{{ g }}{% endmacro %}{% set n.g = g %}{{ "
+      "f(i) }}{% endfor %}{{ n.g() }}");
   Sandbox box{Limits{}};
   EXPECT_THAT(parsed.render(box, {}), HasSubstr("<Namespace {'me': <Namespace {...}>"));
   EXPECT_EQ(box.taken(), 0u);

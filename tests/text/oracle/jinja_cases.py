@@ -115,7 +115,7 @@ ATOMS = ["n", "m", "z", "x", "t", "f", "none", "s", "e", "lines", "quotes", "odd
          "big", "0", "1", "2", "-1", "3.5", "1e3", "true", "false", "none", "'a'", "'b c'", "\"it's\"", "[]", "[1, 2, 3]", "['x', 'y']",
          "(1, 2)", "(1,)", "()", "{}", "{'a': 1}", "{1: 'one', 'b': [2]}", "range(3)", "range(5, 0, -2)", "d.a", "d.b", "d['items']",
          "people[0]", "people[1].name", "xs[0]", "s[1]", "d.nope", "'1,2,3'", "'  pad  '", "'3.7'", "'12'"]
-BINARY = ["+", "-", "*", "/", "//", "%", "**", "~", "==", "!=", "<", "<=", ">", ">=", "in", "not in", "and", "or"]
+BINARY = ["+", "-", "*", "/", "//", "%", "~", "==", "!=", "<", "<=", ">", ">=", "in", "not in", "and", "or"]
 FILTERS = ["abs", "capitalize", "count", "default('D')", "default('D', true)", "dictsort", "dictsort(by='value')", "dictsort(reverse=true)",
            "escape", "first", "float", "float(1.5)", "int", "int(9)", "items|list", "join", "join(', ')", "join('-', 'name')", "last",
            "length", "list", "lower", "upper", "title", "trim", "trim('a ')", "max", "min", "max(attribute='age')", "reverse|list", "reverse",
@@ -150,6 +150,8 @@ def expression(chance, depth):
         return chance.choice(ATOMS)
     kind = chance.randrange(13)
     inner = lambda: expression(chance, depth - 1)
+    if kind == 1 and chance.random() < 0.2:
+        return f"({inner()} ** {chance.choice(['2', '3', '-1', '0.5', 'n'])})"
     if kind <= 1:
         return f"({inner()} {chance.choice(BINARY)} {inner()})"
     if kind == 2:

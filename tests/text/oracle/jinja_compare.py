@@ -6,6 +6,7 @@ What must be equal: the text; and where Python raises, that we do too, with the 
 
 import copy
 import datetime
+import functools
 import glob
 import json
 import os
@@ -65,9 +66,14 @@ def environment():
     return env
 
 
+@functools.lru_cache(maxsize=1)
+def compiled(env, source):
+    return env.from_string(source)
+
+
 def theirs(env, case):
     try:
-        return "text", env.from_string(case["template"]).render(**copy.deepcopy(case["variables"]))
+        return "text", compiled(env, case["template"]).render(**copy.deepcopy(case["variables"]))
     except Raised as error:
         return "raised", str(error)
     except Exception as error:  # whatever it is: ours must fail as well

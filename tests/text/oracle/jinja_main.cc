@@ -16,7 +16,8 @@ std::pair<std::string, std::string> rendered(Sandbox& box, const Value& request)
   try {
     const Template parsed = Template::parse(members.find("template")->as_string());
     Template::Variables variables;
-    for (const auto& [name, value] : members.find("variables")->as_dict().entries()) variables.emplace_back(name.as_string(), value);
+    for (const auto& [name, value] : members.find("variables")->as_dict().entries())
+      variables.emplace_back(name.as_string(), value);
     return {"text", parsed.render(box, variables, members.find("now")->as_int())};
   } catch (const TemplateRaised& raised) {
     return {"raised", raised.what()};
