@@ -149,7 +149,7 @@ Value trim(Sandbox& box, const Value& input, const Arguments& arguments) {
   if (parameters[0] == nullptr || parameters[0]->is_none())
     return Value::text(box, std::string(python::strip(*text, python::Side::kBoth)));
   const std::string& set = parameters.text(0, {});
-  box.step_bytes((*text).size() * std::min<size_t>(set.size(), 64));
+  box.step_bytes((*text).size() + set.size());
   return Value::text(box, std::string(python::strip(*text, python::Side::kBoth, set)));
 }
 
@@ -163,7 +163,7 @@ Value replace(Sandbox& box, const Value& input, const Arguments& arguments) {
   Charge scratch(box, from.size());
   size_t at = 0;
   while (left > 0) {
-    const size_t found = (*old).empty() ? at : from.find(*old, at);
+    const size_t found = (*old).empty() ? at : python::find(from, *old, at);
     if (found == std::string_view::npos) break;
     scratch.more((*fresh).size());
     out.append(from, at, found - at);
