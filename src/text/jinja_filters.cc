@@ -220,7 +220,7 @@ Value truncate(Sandbox& box, const Value& input, const Arguments& arguments) {
   if (!input.is_string()) {
     const auto size = length(box, input);
     if (!size) fail(fmt::format("object of type '{}' has no len()", input.type_name()));
-    if (*size <= parameters.integer(0, 255)) return input;
+    if (*size - parameters.integer(3, 5) <= parameters.integer(0, 255)) return input;
     fail("truncate() takes a text");
   }
   const TextInput text(box, input);
@@ -449,7 +449,9 @@ Value reverse(Sandbox& box, const Value& input, const Arguments& arguments) {
   if (input.is_string()) return slice(box, input, {}, {}, Value::integer(-1));
   std::vector<Value> items = elements(box, input);
   std::reverse(items.begin(), items.end());
-  const std::string_view type = input.kind() == Kind::kList ? "list_reverseiterator" : "reversed";
+  const std::string_view type = input.kind() == Kind::kList ? "list_reverseiterator"
+                                : input.is_dict()           ? "dict_reversekeyiterator"
+                                                            : "reversed";
   return Value::object(std::make_shared<Generator>(box, std::move(items), type));
 }
 
