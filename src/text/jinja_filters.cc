@@ -149,7 +149,7 @@ Value trim(Sandbox& box, const Value& input, const Arguments& arguments) {
   if (parameters[0] == nullptr || parameters[0]->is_none())
     return Value::text(box, std::string(python::strip(*text, python::Side::kBoth)));
   const std::string& set = parameters.text(0, {});
-  box.step_bytes((*text).size() * std::min<size_t>(set.size(), 64));
+  box.step_bytes((*text).size() + set.size());
   return Value::text(box, std::string(python::strip(*text, python::Side::kBoth, set)));
 }
 
@@ -163,7 +163,7 @@ Value replace(Sandbox& box, const Value& input, const Arguments& arguments) {
   Charge scratch(box, from.size());
   size_t at = 0;
   while (left > 0) {
-    const size_t found = (*old).empty() ? at : from.find(*old, at);
+    const size_t found = (*old).empty() ? at : python::find(from, *old, at);
     if (found == std::string_view::npos) break;
     scratch.more((*fresh).size());
     out.append(from, at, found - at);
@@ -220,7 +220,7 @@ Value truncate(Sandbox& box, const Value& input, const Arguments& arguments) {
   if (!input.is_string()) {
     const auto size = length(box, input);
     if (!size) fail(fmt::format("object of type '{}' has no len()", input.type_name()));
-    if (*size <= parameters.integer(0, 255)) return input;
+    if (*size - parameters.integer(3, 5) <= parameters.integer(0, 255)) return input;
     fail("truncate() takes a text");
   }
   const TextInput text(box, input);
@@ -449,7 +449,9 @@ Value reverse(Sandbox& box, const Value& input, const Arguments& arguments) {
   if (input.is_string()) return slice(box, input, {}, {}, Value::integer(-1));
   std::vector<Value> items = elements(box, input);
   std::reverse(items.begin(), items.end());
-  const std::string_view type = input.kind() == Kind::kList ? "list_reverseiterator" : "reversed";
+  const std::string_view type = input.kind() == Kind::kList ? "list_reverseiterator"
+                                : input.is_dict()           ? "dict_reversekeyiterator"
+                                                            : "reversed";
   return Value::object(std::make_shared<Generator>(box, std::move(items), type));
 }
 

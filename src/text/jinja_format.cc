@@ -140,7 +140,7 @@ std::string cut(const std::string& text, int precision) {
 /// Takes the values one after another, or by name.
 class PercentValues {
  public:
-  PercentValues(Sandbox& box, const Value& values) : box_(box), values_(values) {}
+  explicit PercentValues(const Value& values) : values_(values) {}
 
   Value named(std::string_view name) {
     if (!values_.is_dict()) fail("format requires a mapping");
@@ -156,13 +156,18 @@ class PercentValues {
     return many ? values_.items()[at_++] : values_;
   }
   void finish() const {
-    const bool rest = values_.kind() == Value::Kind::kTuple ? at_ < values_.items().size()
-                                                            : !used_ && !values_.is_dict() && !values_.is_sequence();
-    if (rest) fail("not all arguments converted during string formatting");
+    if (values_.kind() == Value::Kind::kTuple) {
+      if (at_ < values_.items().size()) fail_unused();
+      return;
+    }
+    // What has elements by key might have been used by name.
+    const bool is_range = values_.is_object() && dynamic_cast<const Range*>(&values_.as_object()) != nullptr;
+    if (!used_ && !values_.is_dict() && !values_.is_sequence() && !is_range) fail_unused();
   }
 
  private:
-  [[maybe_unused]] Sandbox& box_;
+  [[noreturn]] static void fail_unused() { fail("not all arguments converted during string formatting"); }
+
   const Value& values_;
   size_t at_ = 0;
   bool used_ = false;
@@ -376,7 +381,7 @@ class BraceFormat {
 }  // namespace
 
 std::string format_percent(Sandbox& box, const std::string& format, const Value& values) {
-  PercentValues from(box, values);
+  PercentValues from(values);
   std::string out;
   for (size_t at = 0; at < format.size();) {
     if (format[at] != '%') {

@@ -198,6 +198,7 @@ class Writer {
 
   void write_text(std::string_view text) {
     box_.step_bytes(text.size());
+    const Charge scratch(box_, 6 * text.size());  // A byte may become six.
     out_ += '"';
     for (size_t at = 0; at < text.size();) {
       const char c = text[at];

@@ -35,7 +35,6 @@ Value strip(Sandbox& box, const Value& self, const Arguments& arguments) {
   const Parameters parameters("strip", arguments, {"chars"});
   const bool given = parameters[0] != nullptr && !parameters[0]->is_none();
   const std::string& set = given ? parameters.text(0, {}) : self.as_string();
-  // Each character is sought in the set.
   if (given) box.step_bytes(self.as_string().size() * std::min<size_t>(set.size(), 64));
   return Value::text(
       box, std::string(python::strip(self.as_string(), side, given ? std::optional<std::string_view>(set) : std::nullopt)));
@@ -70,6 +69,7 @@ Value split(Sandbox& box, const Value& self, const Arguments& arguments) {
   }
   const std::string& separator = parameters.text(0, {});
   if (separator.empty()) fail("empty separator");
+  if (from_right) box.step_bytes(text.size() * separator.size());
   return texts(box, from_right ? python::rsplit(text, separator, most) : python::split(text, separator, most));
 }
 
@@ -127,7 +127,8 @@ Value find(Sandbox& box, const Value& self, const Arguments& arguments) {
   const std::string& sought = parameters.text(0, {});
   box.step_bytes(self.as_string().size());
   const Window in = window(box, self.as_string(), parameters[1], parameters[2]);
-  const size_t at = !in.is_valid ? std::string_view::npos : from_right ? in.text.rfind(sought) : in.text.find(sought);
+  if (from_right) box.step_bytes(in.text.size() * sought.size());
+  const size_t at = !in.is_valid ? std::string_view::npos : from_right ? in.text.rfind(sought) : python::find(in.text, sought);
   if (at == std::string_view::npos) {
     if (missing == Missing::kError) fail("substring not found");
     return Value::integer(-1);
@@ -144,7 +145,9 @@ Value count_text(Sandbox& box, const Value& self, const Arguments& arguments) {
   if (!in.is_valid) return Value::integer(0);
   if (sought.empty()) return Value::integer(python::length(in.text) + 1);
   int64_t count = 0;
-  for (size_t at = in.text.find(sought); at != std::string_view::npos; at = in.text.find(sought, at + sought.size())) ++count;
+  for (size_t at = python::find(in.text, sought); at != std::string_view::npos;
+       at = python::find(in.text, sought, at + sought.size()))
+    ++count;
   return Value::integer(count);
 }
 
@@ -181,7 +184,8 @@ Value partition(Sandbox& box, const Value& self, const Arguments& arguments) {
   const std::string &text = self.as_string(), &separator = parameters.text(0, {});
   if (separator.empty()) fail("empty separator");
   box.step_bytes(text.size());
-  const size_t at = from_right ? text.rfind(separator) : text.find(separator);
+  if (from_right) box.step_bytes(text.size() * separator.size());
+  const size_t at = from_right ? text.rfind(separator) : python::find(text, separator);
   std::vector<Value> parts;
   if (at == std::string::npos) {
     parts = {self, Value::text(box, ""), Value::text(box, "")};

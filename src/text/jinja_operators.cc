@@ -37,6 +37,12 @@ void append_dict(Sandbox& box, const Dict& dict, std::string& out) {
   out += '}';
 }
 
+void append_text(Sandbox& box, const std::string& text, std::string& out) {
+  box.step_bytes(text.size());
+  const Charge scratch(box, 4 * text.size());  // A byte may become four.
+  out += python::repr(text);
+}
+
 void append_repr(Sandbox& box, const Value& value, std::string& out) {
   const Sandbox::Level level(box);
   box.step();
@@ -62,8 +68,7 @@ void append_repr(Sandbox& box, const Value& value, std::string& out) {
       out += python::repr(value.as_float());
       return;
     case Kind::kString:
-      box.step_bytes(value.as_string().size());
-      out += python::repr(value.as_string());
+      append_text(box, value.as_string(), out);
       return;
     case Kind::kList:
       out += '[';
@@ -431,7 +436,7 @@ bool contains(Sandbox& box, const Value& container, const Value& item) {
       fail(fmt::format("'in <string>' requires string as left operand, not {}", item.type_name()));
     }
     box.step_bytes(container.as_string().size());
-    return container.as_string().find(item.as_string()) != std::string::npos;
+    return python::find(container.as_string(), item.as_string()) != std::string::npos;
   }
   if (container.is_dict()) return container.as_dict().find(box, item) != nullptr;
   if (container.is_object() && !container.as_object().is_iterable()) {

@@ -15,9 +15,15 @@ using namespace ast;
 
 /// Names and their values in one block; names that it does not have are those of the block around it.
 struct Variables {
-  explicit Variables(std::shared_ptr<Variables> around_in) : around(std::move(around_in)) {}
+  Variables(Sandbox& box, std::shared_ptr<Variables> around_in) : around(std::move(around_in)), charge(box, 128) {}
   std::shared_ptr<Variables> around;
   std::vector<std::pair<std::string_view, Value>> own;
+  Charge charge;
+
+  void add(std::string_view name, Value value) {
+    charge.more(2 * sizeof(own[0]));
+    own.emplace_back(name, std::move(value));
+  }
 
   Value* find_own(std::string_view name) {
     for (auto& [known, value] : own) {
@@ -136,7 +142,10 @@ class BoundFunction : public Object {
 class Interpreter {
  public:
   Interpreter(Sandbox& box, const Template::Variables& variables, std::optional<std::time_t> now)
-      : box_(box), globals_(std::make_shared<Variables>(nullptr)), top_(std::make_shared<Variables>(globals_)), here_(top_) {
+      : box_(box),
+        globals_(std::make_shared<Variables>(box, nullptr)),
+        top_(std::make_shared<Variables>(box, globals_)),
+        here_(top_) {
     for (const auto& [name, function] : global_functions())
       globals_->own.emplace_back(name, native_function(box, name, function));
     add_function("namespace", [this](const Arguments& arguments) { return make_namespace(arguments); });
@@ -154,7 +163,7 @@ class Interpreter {
 
   std::string render(const Frame& root) {
     try {
-      here_->own = root.unset;
+      for (const auto& [name, value] : root.unset) here_->add(name, value);
       return capture([&] { run(root.body); });
     } catch (const RaisedByTemplate& raised) {
       throw TemplateRaised(line_, raised.what());
@@ -196,9 +205,10 @@ class Interpreter {
   class Inside {
    public:
     Inside(Interpreter& interpreter, const VariablesPtr& around)
-        : interpreter_(interpreter), outside_(std::exchange(interpreter.here_, std::make_shared<Variables>(around))) {}
+        : interpreter_(interpreter),
+          outside_(std::exchange(interpreter.here_, std::make_shared<Variables>(interpreter.box_, around))) {}
     Inside(Interpreter& interpreter, const Frame& frame, const VariablesPtr& around) : Inside(interpreter, around) {
-      interpreter.here_->own = frame.unset;
+      for (const auto& [name, value] : frame.unset) interpreter.here_->add(name, value);
     }
     Inside(Interpreter& interpreter, const Frame& frame) : Inside(interpreter, frame, interpreter.here_) {}
     Inside(const Inside&) = delete;
@@ -214,7 +224,7 @@ class Interpreter {
     if (Value* const known = here_->find_own(name); known != nullptr) {
       *known = std::move(value);
     } else {
-      here_->own.emplace_back(name, std::move(value));
+      here_->add(name, std::move(value));
     }
   }
 

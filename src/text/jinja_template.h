@@ -25,8 +25,8 @@ class TemplateRaised : public UserError {
 /// A Jinja template, run as transformers runs chat templates: in an immutable sandbox, with trim_blocks and lstrip_blocks, loop
 /// controls, tojson without escapes for HTML, raise_exception, strftime_now, and {% generation %} as a plain block. What it
 /// gives is what Python's Jinja gives, but for this: integers of more than 64 bits can only be printed and compared, text has
-/// no mark for safe HTML, blocks that include or extend other templates are refused, and an unknown filter is an error when it
-/// is used.
+/// no mark for safe HTML, a slice of a range is a list, blocks that include or extend other templates are refused, and an
+/// unknown filter is an error when it is used.
 ///
 /// Immutable: any number of threads may render one template at a time. A rendering keeps inside its Limits, whatever template
 /// and data hold, and needs less than 384 KiB of stack.

@@ -81,10 +81,16 @@ bool text_is(Sandbox& box, const Value& value, const Arguments& arguments) {
   return holds(str(box, value));
 }
 
+void check_hashable(const Value& value) {
+  if (value.kind() == Kind::kList || value.is_dict())
+    throw OperationError(fmt::format("unhashable type: '{}'", value.type_name()));
+}
 bool is_filter(Sandbox&, const Value& value, const Arguments&) {
+  check_hashable(value);
   return value.is_string() && find_filter(value.as_string()) != nullptr;
 }
 bool is_test(Sandbox&, const Value& value, const Arguments&) {
+  check_hashable(value);
   return value.is_string() && find_test(value.as_string()) != nullptr;
 }
 

@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <set>
 
 #include "base/check.h"
 #include "text/utf8.h"
@@ -111,6 +113,13 @@ std::string ascii_digits(std::string_view text) {
 
 }  // namespace
 
+size_t find(std::string_view text, std::string_view part, size_t from) {
+  if (from > text.size()) return std::string_view::npos;
+  if (part.empty()) return from;
+  const void* const found = memmem(text.data() + from, text.size() - from, part.data(), part.size());
+  return found == nullptr ? std::string_view::npos : static_cast<size_t>(static_cast<const char*>(found) - text.data());
+}
+
 int64_t length(std::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0) != 0x80; });
 }
@@ -138,18 +147,18 @@ bool is_word_character(char32_t code) {
 }
 
 std::string_view strip(std::string_view text, Side side, std::optional<std::string_view> set) {
-  const auto goes = [&](const Character& character, size_t at) {
-    return set ? set->find(text.substr(at, character.bytes)) != std::string_view::npos : is_space(character.code);
-  };
+  std::set<char32_t> codes;
+  for (size_t at = 0; set && at < set->size(); at += character_at(*set, at).bytes) codes.insert(character_at(*set, at).code);
+  const auto goes = [&](const Character& character) { return set ? codes.contains(character.code) : is_space(character.code); };
   size_t begin = 0, end = text.size();
   while (side != Side::kRight && begin < end) {
     const Character character = character_at(text, begin);
-    if (!goes(character, begin)) break;
+    if (!goes(character)) break;
     begin += character.bytes;
   }
   while (side != Side::kLeft && begin < end) {
     const Character character = character_before(text, end);
-    if (!goes(character, end - character.bytes)) break;
+    if (!goes(character)) break;
     end -= character.bytes;
   }
   return text.substr(begin, end - begin);
@@ -328,7 +337,7 @@ std::vector<std::string_view> rsplit(std::string_view text, int64_t most) {
 std::vector<std::string_view> split(std::string_view text, std::string_view separator, int64_t most) {
   std::vector<std::string_view> parts;
   while (most < 0 || static_cast<int64_t>(parts.size()) < most) {
-    const size_t at = text.find(separator);
+    const size_t at = find(text, separator);
     if (at == std::string_view::npos) break;
     parts.push_back(text.substr(0, at));
     text.remove_prefix(at + separator.size());

@@ -10,6 +10,8 @@
 namespace weft::python {
 
 int64_t length(std::string_view text);
+/// Where `part` begins in `text`, not before byte `from`; npos if nowhere. Linear time, which std::string_view::find is not.
+size_t find(std::string_view text, std::string_view part, size_t from = 0);
 /// Where the character of that number begins, as a byte offset; at most the size.
 size_t byte_offset(std::string_view text, int64_t character);
 
@@ -47,7 +49,7 @@ std::vector<std::string_view> split_lines(std::string_view text, bool keep_ends 
 /// str.split(): at runs of white space; at most `most` cuts unless it is negative.
 std::vector<std::string_view> split(std::string_view text, int64_t most = -1);
 std::vector<std::string_view> rsplit(std::string_view text, int64_t most = -1);
-/// The same at a separator, which is not empty.
+/// The same at a separator, which is not empty. From the left in linear time, from the right in that times the separator.
 std::vector<std::string_view> split(std::string_view text, std::string_view separator, int64_t most);
 std::vector<std::string_view> rsplit(std::string_view text, std::string_view separator, int64_t most);
 

@@ -113,7 +113,7 @@ def is_beyond_us(kind, text):
 
 ATOMS = ["n", "m", "z", "x", "t", "f", "none", "s", "e", "lines", "quotes", "odd", "xs", "ws", "mixed", "empty", "d", "people", "nope",
          "big", "0", "1", "2", "-1", "3.5", "1e3", "true", "false", "none", "'a'", "'b c'", "\"it's\"", "[]", "[1, 2, 3]", "['x', 'y']",
-         "(1, 2)", "(1,)", "()", "{}", "{'a': 1}", "{1: 'one', 'b': [2]}", "range(3)", "range(5, 0, -2)", "d.a", "d.b", "d['items']",
+         "(1, 2)", "(1,)", "()", "{}", "{'a': 1}", "{1: 'one', 'b': [2]}", "range(3)|list", "range(5, 0, -2)|list", "d.a", "d.b", "d['items']",
          "people[0]", "people[1].name", "xs[0]", "s[1]", "d.nope", "'1,2,3'", "'  pad  '", "'3.7'", "'12'"]
 BINARY = ["+", "-", "*", "/", "//", "%", "~", "==", "!=", "<", "<=", ">", ">=", "in", "not in", "and", "or"]
 FILTERS = ["abs", "capitalize", "count", "default('D')", "default('D', true)", "dictsort", "dictsort(by='value')", "dictsort(reverse=true)",
