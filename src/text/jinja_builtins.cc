@@ -31,7 +31,7 @@ class Cycler : public Object {
   }
   std::string type_name() const override { return "Cycler"; }
   std::optional<Value> attribute(Sandbox& box, std::string_view name) override;
-  Value next() {
+  Value take_next() {
     const Value item = current();
     at_ = (at_ + 1) % items_.items().size();
     return item;
@@ -67,7 +67,7 @@ class CyclerMethod : public Object {
   std::string type_name() const override { return "method"; }
   bool is_callable() const override { return true; }
   Value call(Sandbox&, const Arguments&) override {
-    if (is_next_) return cycler_->next();
+    if (is_next_) return cycler_->take_next();
     cycler_->reset();
     return {};
   }
