@@ -9,10 +9,8 @@
 #include <thread>
 
 #include "base/check.h"
-#include "base/log.h"
 #include "engine/config_text.h"
-#include "engine/engine.h"
-#include "support/checkpoint_writer.h"
+#include "engine/small_engine.h"
 
 namespace weft {
 namespace {
@@ -20,36 +18,22 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-/// An engine with seeded weights whose flights land in a folder of their own.
-class Replay : public testing::Test {
+/// A small engine, whose flights land in a folder of their own. It samples, unless a test says otherwise.
+class Replay : public test::EngineOfTwoRanks {
  protected:
   void SetUp() override {
-    spdlog::set_level(spdlog::level::off);
+    EngineOfTwoRanks::SetUp();
     ::setenv("TMPDIR", flights_.path().c_str(), 1);
-    std::ofstream(folder_.path() / "config.json")
-        << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 52,
-          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 67,
-          "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512, "tie_word_embeddings": false,
-          "torch_dtype": "float32", "hidden_act": "silu"})";
-    config_.model_dir = folder_.path();
-    config_.load_format = LoadFormat::dummy;
-    config_.tensor_parallel_size = config_.decode_context_parallel_size = 2;
-    config_.block_size = 4;
     config_.num_gpu_blocks_override = 80;  // of 8 tokens
-    config_.max_num_seqs = 4;
-    config_.max_num_batched_tokens = 32;
-    config_.threads = 2;
   }
   void TearDown() override {
     ::unsetenv("TMPDIR");
-    spdlog::set_level(spdlog::level::warn);
+    EngineOfTwoRanks::TearDown();
   }
 
   static Request request(int64_t prompt, int64_t max_tokens, int32_t first = 2) {
-    Request out;
-    for (int64_t i = 0; i < prompt; ++i) out.prompt.push_back(static_cast<int32_t>((first + 7 * i) % 67));
-    out.max_tokens = max_tokens;
-    out.ignore_eos = true;
+    Request out = EngineOfTwoRanks::request(prompt, max_tokens, first);
+    out.sampling.temperature = 1;
     return out;
   }
 
@@ -63,8 +47,7 @@ class Replay : public testing::Test {
     return {};
   }
 
-  test::TemporaryFolder folder_, flights_;
-  EngineConfig config_;
+  test::TemporaryFolder flights_;
 };
 
 TEST_F(Replay, OfReusedCopiedAndSampledBlocksGivesTheSame) {

@@ -1,7 +1,8 @@
 #include "server/fake_backend.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
+
+#include "server/byte_tokenizer.h"
 
 namespace weft::test {
 
@@ -169,36 +170,6 @@ std::vector<int32_t> FakeBackend::answer(int32_t last, int64_t tokens) {
   return out;
 }
 
-std::unique_ptr<Tokenizer> byte_tokenizer() {
-  // The characters that byte-level tokenizers write bytes as: printable ones as themselves, the others from U+0100 on.
-  nlohmann::json vocab = nlohmann::json::object();
-  const auto utf8 = [](int code) {
-    return code < 0x80 ? std::string(1, static_cast<char>(code))
-                       : std::string{static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))};
-  };
-  int other = 0x100;
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool itself = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
-    vocab[utf8(itself ? byte : other++)] = byte;
-  }
-  vocab["he"] = 256;
-  vocab["the"] = 257;
-  const nlohmann::json file = {
-      {"version", "1.0"},
-      {"added_tokens",
-       {{{"id", 258},
-         {"content", "<|end|>"},
-         {"single_word", false},
-         {"lstrip", false},
-         {"rstrip", false},
-         {"normalized", false},
-         {"special", true}}}},
-      {"normalizer", nullptr},
-      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}}},
-      {"post_processor", nullptr},
-      {"decoder", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}}},
-      {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"h e", "t he"}}}}};
-  return Tokenizer::parse(file.dump());
-}
+std::unique_ptr<Tokenizer> byte_tokenizer() { return Tokenizer::parse(byte_tokenizer_json({"h e", "t he"}).dump()); }
 
 }  // namespace weft::test

@@ -1,12 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <pthread.h>
 
-#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "support/small_stack.h"
 #include "text/jinja_json.h"
 #include "text/jinja_template.h"
 
@@ -152,20 +151,6 @@ constexpr size_t kStackBytes = 4 << 20;
 constexpr size_t kStackBytes = 512 << 10;
 #endif
 
-void with_small_stack(std::function<void()> body) {
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  ASSERT_EQ(pthread_attr_setstacksize(&attributes, kStackBytes), 0);
-  pthread_t thread;
-  const auto call = [](void* argument) -> void* {
-    (*static_cast<std::function<void()>*>(argument))();
-    return nullptr;
-  };
-  ASSERT_EQ(pthread_create(&thread, &attributes, call, &body), 0);
-  pthread_join(thread, nullptr);
-  pthread_attr_destroy(&attributes);
-}
-
 TEST(Jinja, ATemplateThatNeverEndsIsEnded) {
   const Limits few{.max_steps = 100'000};
   EXPECT_THAT(error_of("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "{}", few),
@@ -209,7 +194,7 @@ void expect_bounded_depth() {
   EXPECT_EQ(render("{{ x|tojson }}{{ x == x }}{{ x }}", "{\"x\": " + nested + "}"), nested + "True" + nested);
 }
 
-TEST(Jinja, DepthIsBoundedOnASmallStack) { with_small_stack(expect_bounded_depth); }
+TEST(Jinja, DepthIsBoundedOnASmallStack) { test::with_stack_of(kStackBytes, expect_bounded_depth); }
 
 TEST(Jinja, ARenderingReturnsAllItsMemory) {
   const Template parsed = Template::parse(

@@ -2,18 +2,17 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "support/prop.h"
+#include "support/small_stack.h"
 #include "support/user_error.h"
 #include "text/small_tokenizer.h"
 
@@ -29,6 +28,7 @@ using test::split;
 using test::tokenizer_of;
 using test::tokens_of;
 using test::user_error;
+using test::with_stack_of;
 using test::with_stages;
 using test::words_of;
 using ::testing::AllOf;
@@ -281,21 +281,6 @@ TEST(Tokenizer, ManyThreadsMayUseOne) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-}
-
-/// Runs `body` in a thread whose stack is that small.
-void with_stack_of(size_t bytes, std::function<void()> body) {
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  ASSERT_EQ(pthread_attr_setstacksize(&attributes, bytes), 0);
-  pthread_t thread;
-  const auto call = [](void* argument) -> void* {
-    (*static_cast<std::function<void()>*>(argument))();
-    return nullptr;
-  };
-  ASSERT_EQ(pthread_create(&thread, &attributes, call, &body), 0);
-  pthread_join(thread, nullptr);
-  pthread_attr_destroy(&attributes);
 }
 
 /// How the well-known families cut, and GPT-2.

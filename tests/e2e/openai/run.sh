@@ -3,21 +3,6 @@
 # fetched.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
-folder=$1
-if ! command -v node >/dev/null || ! command -v npm >/dev/null; then
-  echo "node and npm are not installed"
-  exit 77
-fi
-mkdir -p "$folder"
-exec 9>"$folder/lock"
-flock 9
-if ! cmp -s "$here/package.json" "$folder/fetched"; then
-  cp "$here/package.json" "$folder/package.json"
-  if ! (cd "$folder" && npm install -E --ignore-scripts --no-audit --no-fund >npm.log 2>&1); then
-    tail -3 "$folder/npm.log"
-    exit 77
-  fi
-  cp "$here/package.json" "$folder/fetched"
-fi
-cp "$here/client.mjs" "$folder/client.mjs"
-node "$folder/client.mjs" "$2"
+"$here/../../support/fetch_npm.sh" "$here/package.json" "$1"
+cp "$here/client.mjs" "$1/client.mjs"
+node "$1/client.mjs" "$2"

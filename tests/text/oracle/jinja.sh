@@ -3,15 +3,6 @@
 # FOLDER, fetched once, and on others. Ends with 77 if Python's Jinja is not installed.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
-folder=$2
-mkdir -p "$folder"
-exec 9>"$folder/lock"
-flock 9
-if command -v npm >/dev/null && ! cmp -s "$here/package.json" "$folder/fetched"; then
-  cp "$here/package.json" "$folder/package.json"
-  # What cannot be fetched is not compared, and said so.
-  if (cd "$folder" && npm install -E --ignore-scripts --no-audit --no-fund >npm.log 2>&1); then
-    cp "$here/package.json" "$folder/fetched"
-  fi
-fi
-PYTHONDONTWRITEBYTECODE=1 python3 "$here/jinja_compare.py" "$@" 2>&1 | tee "$folder/jinja_report.txt"
+mkdir -p "$2"
+"$here/../../support/fetch_npm.sh" "$here/package.json" "$2" || true  # What cannot be fetched is not compared, and said so.
+PYTHONDONTWRITEBYTECODE=1 python3 "$here/jinja_compare.py" "$@" 2>&1 | tee "$2/jinja_report.txt"
