@@ -154,7 +154,10 @@ class StepPlan {
   void seal();
   /// The checksum that the block should have.
   uint64_t compute_checksum() const;
-  /// A plan from received bytes. Throws SystemError where size or checksum disagree.
+  /// Becomes the plan that came as `bytes`; memory only grows. Throws SystemError where size or checksum disagree, and is
+  /// undefined then.
+  void receive(std::span<const std::byte> bytes);
+  /// A new plan from received bytes, as receive().
   static StepPlan from_bytes(std::span<const std::byte> bytes);
   /// Becomes a plan whose bytes were sealed in this process. Allocates nothing within the capacity.
   void assign(std::span<const std::byte> sealed) { block_.assign(sealed.begin(), sealed.end()); }

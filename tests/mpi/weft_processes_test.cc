@@ -139,6 +139,31 @@ TEST_F(WeftProcesses, MustBeStartedWithTheSameFlags) {
   EXPECT_THAT(outcome.out, Not(HasSubstr("generated")));
 }
 
+TEST_F(WeftProcesses, ServeAnswersAsOneAndEndsWhenTold) {
+  const std::string body =
+      R"({"prompt":[11,42,7,200,99],"max_tokens":12,"temperature":0,"ignore_eos":true,"return_token_ids":true})";
+  // Starts the server, asks it once, and ends it; its own process is the shell's child.
+  const std::string script = dir_ / "serve.sh";
+  std::ofstream(script) << "\"$@\" >" << (dir_ / "url").string() << " 2>" << (dir_ / "log").string() << " &\n"
+                        << "for i in $(seq 1200); do\n"
+                        << "  url=$(sed -n 's/^weft serves at //p' " << (dir_ / "url").string() << ")\n"
+                        << "  [ -z \"$url\" ] || break\n  sleep 0.1\ndone\n"
+                        << "curl -sS $url/v1/completions -H 'Content-Type: application/json' -d '" << body << "'\n"
+                        << "kill -TERM $!\nwait $!\necho\necho status $?\n";
+  const std::string serve =
+      fmt::format("{} serve {} -tp 4 -dcp 4 --dtype float32 --kv-cache-memory-bytes 4M --port 0", kWeft, golden("llama_tied"));
+  const std::regex token_ids("\"token_ids\":\\[[0-9,]+\\]");
+  std::vector<std::string> answers;
+  for (const std::string& launch : {serve, kMpirun + " -n 2 " + serve}) {
+    const Outcome outcome = run(fmt::format("sh {} {}", script, launch));
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(outcome.out, found, token_ids)) << outcome.out << outcome.err << read(dir_ / "log");
+    answers.push_back(found.str());
+    EXPECT_THAT(outcome.out, HasSubstr("status 0")) << read(dir_ / "log");
+  }
+  EXPECT_EQ(answers[1], answers[0]);
+}
+
 /// A run of two processes that goes on for much longer than a test.
 class WeftLongRun : public WeftProcesses {
  protected:
