@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "bench_client/history.h"
 #include "bench_client/http_client.h"
 #include "bench_client/measures.h"
-#include "bench_client/prompt.h"
 #include "bench_client/workload.h"
 
 namespace weft::bench {

@@ -1,4 +1,4 @@
-#include "bench_client/prompt.h"
+#include "bench_client/history.h"
 
 #include "base/check.h"
 #include "bench_client/dice.h"
