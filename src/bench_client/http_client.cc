@@ -69,7 +69,8 @@ class HttpClient::Connection : public std::enable_shared_from_this<Connection> {
   explicit Connection(HttpClient& client) : client_(&client), socket_(client.io_) { in_.reserve(kReadBytes); }
 
   void start(HttpRequest request, HttpHandlers handlers) {
-    request_ = {http::string_to_verb(request.method), client_->server_.prefix + request.path, 11};
+    request_ =
+        http::request<http::string_body>(http::string_to_verb(request.method), client_->server_.prefix + request.path, 11);
     request_.set(http::field::host, client_->server_.host_header());
     for (const auto& [name, value] : request.headers) request_.set(name, value);
     request_.body() = std::move(request.body);

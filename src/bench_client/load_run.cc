@@ -24,6 +24,7 @@ using boost::system::error_code;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kProgressEvery = std::chrono::milliseconds(250);
+constexpr double kLongestSeconds = 1e9;  // a clock cannot wait longer
 constexpr size_t kMaxErrorBytes = 64 << 10;
 constexpr size_t kShownBytes = 300;
 
@@ -33,6 +34,10 @@ void allow_many_connections() {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
   limit.rlim_cur = limit.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+Clock::duration duration_of(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, kLongestSeconds)));
 }
 
 /// "HTTP 400: the message", of an answer that is no stream.
@@ -144,8 +149,7 @@ void Run::await_next_start() {
     // One at a time: what the first has to send and read does not wait until the last has been made.
     return asio::post(io_, [this] { await_next_start(); });
   }
-  start_timer_.expires_at(
-      began_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(starts_s_[order_[next_start_]])));
+  start_timer_.expires_at(began_ + duration_of(starts_s_[order_[next_start_]]));
   start_timer_.async_wait([this](error_code error) {
     if (!error) await_next_start();
   });
@@ -164,7 +168,8 @@ void Run::report_progress() const {
 
 void Run::become_due(size_t index) {
   Talk& talk = talks_[index];
-  result_.records[talk.first_record + talk.turn].due_s = now_s();
+  // By the plan rather than by the clock: if this client is late, that shows.
+  result_.records[talk.first_record + talk.turn].due_s = talk.turn == 0 ? starts_s_[index] : now_s();
   due_.push_back(index);
   send_what_may_run();
 }
@@ -233,8 +238,7 @@ void Run::on_end(size_t index, Exchange& exchange, const std::string& error) {
   ++talk.turn;
   if (record.answered() && talk.turn < turns.size()) {
     talk.history.answer(record, settings_.seed);
-    talk.pause = std::make_unique<asio::steady_timer>(
-        io_, std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(turns[talk.turn].delay_s)));
+    talk.pause = std::make_unique<asio::steady_timer>(io_, duration_of(turns[talk.turn].delay_s));
     talk.pause->async_wait([this, index](error_code ended) {
       if (!ended) become_due(index);
     });

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int kWidth = 50;
+constexpr size_t kWidth = 50;
 
 /// A metric with a section of its own.
 struct Metric {
@@ -41,7 +41,8 @@ bool is_shown(const Metric& metric, const ReportForm& form) {
 std::string percent_text(double percent) { return fmt::format("{:g}", percent); }
 
 std::string heading(const std::string& title, char fill) {
-  return fmt::format(fill == '=' ? "{:=^{}}\n" : "{:-^{}}\n", title, kWidth);
+  const size_t before = (kWidth - title.size()) / 2;
+  return std::string(before, fill) + title + std::string(kWidth - title.size() - before, fill) + "\n";
 }
 std::string row(const std::string& name, int64_t value) { return fmt::format("{:<40} {:<10}\n", name + ":", value); }
 std::string row(const std::string& name, double value) { return fmt::format("{:<40} {:<10.2f}\n", name + ":", value); }

@@ -79,7 +79,7 @@ BenchSettings::Data data_settings(const Invocation& in, const std::string& model
   const auto given = whole_option(in, "num-prompts", 1, kMaxPrompts);
   out.prompts = given.value_or(1000);
   out.vocab_size =
-      static_cast<int32_t>(whole_option(in, "random-vocab-size", bench::TokenSource::kFirstId + 1, kMaxInt32).value_or(256));
+      static_cast<int32_t>(whole_option(in, "random-vocab-size", bench::TokenSource::kFirstId + 1, kMaxTokens).value_or(256));
   out.random = {.prompts = out.prompts,
                 .input_len = length(in, "input-len", "random-input-len", 0, 1024),
                 .output_len = length(in, "output-len", "random-output-len", 1, 128),
