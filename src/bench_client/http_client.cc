@@ -122,7 +122,6 @@ class HttpClient::Connection : public std::enable_shared_from_this<Connection> {
       return end(error == http::error::end_of_stream ? "the server closed the connection without an answer" : error.message());
     }
     handlers_.head(static_cast<int>(parser_->get().result_int()));
-    parser_->eager(true);  // Else every chunk of the transfer encoding would be a read of its own.
     read_body();
   }
   /// The server had closed an idle connection: the request goes over a fresh one.
@@ -136,6 +135,9 @@ class HttpClient::Connection : public std::enable_shared_from_this<Connection> {
   void read_body() {
     if (client_ == nullptr) return;
     if (parser_->is_done()) return end("");
+    // Chunk by chunk: an eager parser gives a chunk only once it has seen the beginning of the next, which would make every
+    // token as late as the one after it.
+    parser_->eager(false);
     parser_->get().body() = {.data = bytes_.data(), .size = bytes_.size(), .more = true};
     http::async_read_some(socket_, in_, *parser_,
                           [self = shared_from_this()](error_code error, size_t) { self->on_body(error); });

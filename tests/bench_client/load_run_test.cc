@@ -199,12 +199,14 @@ TEST(LoadRun, AfterATurnThatFailedTheRestIsNotSent) {
 }
 
 TEST(LoadRun, ASignalEndsItAndWhatWasAnsweredStays) {
-  ScriptedServer server([](const std::string&, const std::string& body) -> Reply {
-    return {test::whole_stream(1, 3), false, prompt_of(body) == 1 ? 60'000ms : 0ms};
+  // The second answer stops after its first chunk, whose token has come all the same.
+  const std::string stream = test::whole_stream(1, 3), begun = stream.substr(0, stream.find("}\n\n\r\n") + 5);
+  ScriptedServer server([&](const std::string&, const std::string& body) -> Reply {
+    return prompt_of(body) == 1 ? Reply{.bytes = begun, .after = 60'000ms} : Reply{.bytes = stream};
   });
   std::thread killer([&] {
     while (server.requests() < 2) std::this_thread::sleep_for(1ms);
-    std::this_thread::sleep_for(100ms);
+    std::this_thread::sleep_for(1s);
     ::kill(::getpid(), SIGINT);
   });
   const auto began = std::chrono::steady_clock::now();
@@ -212,6 +214,7 @@ TEST(LoadRun, ASignalEndsItAndWhatWasAnsweredStays) {
   killer.join();
   EXPECT_TRUE(out.interrupted);
   EXPECT_THAT(states(out), ElementsAre(State::answered, State::interrupted, State::unsent));
+  EXPECT_THAT(out.records[1].chunk_tokens, ElementsAre(1));
   EXPECT_LT(std::chrono::steady_clock::now() - began, 30s);
 }
 

@@ -42,6 +42,11 @@ ScriptedServer::~ScriptedServer() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+void ScriptedServer::pause(std::chrono::milliseconds duration) const {
+  constexpr std::chrono::milliseconds kStep(1);
+  for (auto waited = duration * 0; waited < duration && !stop_; waited += kStep) std::this_thread::sleep_for(kStep);
+}
+
 void ScriptedServer::drop_connections() {
   const std::lock_guard lock(mutex_);
   for (const int socket : open_) ::shutdown(socket, SHUT_RDWR);
@@ -72,10 +77,10 @@ void ScriptedServer::serve(int socket) {
     ++requests_;
     most_ = std::max<int>(most_, ++at_once_);
     const Reply reply = script_(head, body);
-    for (auto waited = std::chrono::milliseconds(0); waited < reply.before && !stop_; waited += std::chrono::milliseconds(1))
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    pause(reply.before);
     --at_once_;
     ::send(socket, reply.bytes.data(), reply.bytes.size(), MSG_NOSIGNAL);
+    pause(reply.after);
     open = !reply.close;
   }
   const std::lock_guard lock(mutex_);

@@ -10,11 +10,11 @@
 
 namespace weft::bench::test {
 
-/// What a scripted server does with a request: waits, writes these bytes, and possibly closes.
+/// What a scripted server does with a request: waits, writes these bytes, waits, and possibly closes.
 struct Reply {
   std::string bytes;
   bool close = false;
-  std::chrono::milliseconds before{0};
+  std::chrono::milliseconds before{0}, after{0};
 };
 
 /// A server on a free port that answers as a script says, with a thread for each connection.
@@ -35,6 +35,7 @@ class ScriptedServer {
 
  private:
   void serve(int socket);
+  void pause(std::chrono::milliseconds duration) const;
 
   Script script_;
   int listener_ = -1, port_ = 0;
