@@ -13,6 +13,7 @@
 #include <boost/beast/http/write.hpp>
 #include <charconv>
 #include <chrono>
+#include <limits>
 #include <optional>
 
 #include "base/check.h"
@@ -102,7 +103,7 @@ class HttpClient::Connection : public std::enable_shared_from_this<Connection> {
   void write() {
     parser_.emplace();
     parser_->header_limit(kMaxHeaderBytes);
-    parser_->body_limit(boost::none);
+    parser_->body_limit(std::numeric_limits<uint64_t>::max());
     http::async_write(socket_, request_, [self = shared_from_this()](error_code error, size_t) { self->on_written(error); });
   }
   void on_written(error_code error) {

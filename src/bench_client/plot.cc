@@ -14,6 +14,7 @@ constexpr double kWidth = 960, kHeight = 340;
 constexpr double kPanelWidth = 250, kPanelHeight = 190, kPanelTop = 96, kFirstPanel = 58, kPanelStep = 310;
 constexpr double kLabelWidth = 26;  // between the labels of the load, so that they do not touch
 constexpr double kLogSpan = 20;     // times: from here on an axis is logarithmic
+constexpr double kMostDecades = 6;  // that are labelled
 constexpr const char* kStyle = R"(
   text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #57606a; }
   .title { font-size: 17px; font-weight: 600; fill: #1f2328; }
@@ -102,7 +103,8 @@ class ValueAxis {
       logarithmic_ = true;
       low_ = std::floor(std::log10(low));
       high_ = std::max(std::ceil(std::log10(high)), low_ + 1);
-      for (double power = low_; power <= high_; ++power) ticks_.push_back(std::pow(10, power));
+      const double step = std::ceil((high_ - low_) / kMostDecades);
+      for (double power = low_; power <= high_; power += step) ticks_.push_back(std::pow(10, power));
       return;
     }
     const double step = nice_step(high / 4);

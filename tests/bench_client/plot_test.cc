@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <regex>
 
@@ -36,9 +38,11 @@ std::string objection(const std::string& text) {
     } else if (text[at] == '&' && !std::regex_search(rest, match, entity)) {
       return "no entity: " + rest.substr(0, 20);
     } else {
-      if (open.empty() && text[at] != '\n') return "text outside";
-      if (static_cast<unsigned char>(text[at]) < ' ' && text[at] != '\n') return "a control character";
-      ++at;
+      const size_t end = std::min(text.find_first_of("<&", at + 1), text.size());
+      for (; at < end; ++at) {
+        if (open.empty() && text[at] != '\n') return "text outside";
+        if (static_cast<unsigned char>(text[at]) < ' ' && text[at] != '\n') return "a control character";
+      }
       continue;
     }
     at += static_cast<size_t>(match.length());
@@ -55,7 +59,7 @@ PlotPoint point(double load, double ms) {
           .ttft_p99_ms = 2 * ms,
           .tpot_median_ms = ms / 10,
           .tpot_p99_ms = ms / 5,
-          .output_throughput = 100 * load};
+          .output_throughput = std::isfinite(load) ? 100 * load : 1e9};
 }
 std::vector<std::string> found(const std::string& text, const std::string& pattern) {
   const std::regex regex(pattern);
