@@ -32,6 +32,7 @@ using Clock = std::chrono::steady_clock;
 constexpr double kAskTimeout = 30;
 constexpr auto kBetweenTries = std::chrono::seconds(1);
 constexpr double kPlotPercentile = 99;
+constexpr uint64_t kWarmUpIndex = 1'000'000;  // beyond those of a sweep's loads
 
 /// A run under one load.
 struct Point {
@@ -59,17 +60,22 @@ void find_model(BenchSettings& settings) {
   settings.form.model = settings.served_name.empty() ? settings.model : settings.served_name;
 }
 
-Workload load_data(const BenchSettings& settings) {
+/// Made-up prompts are new ones for every load of a sweep: the server's cache shall not know them from the load before.
+Workload load_data(const BenchSettings& settings, uint64_t load_index) {
   const BenchSettings::Data& data = settings.data;
-  const uint64_t seed = settings.load.seed;
+  const uint64_t seed = settings.load.seed + (data.name == "sharegpt" ? 0 : load_index);
   const auto tokenizer = data.tokenizer.empty() ? nullptr : Tokenizer::load(data.tokenizer);
   if (data.name == "sharegpt")
     return bench::sharegpt_workload(bench::read_dataset(data.path), data.sharegpt, *tokenizer, seed, data.path);
   const bench::TokenSource source = tokenizer != nullptr ? bench::TokenSource(*tokenizer) : bench::TokenSource(data.vocab_size);
-  if (data.name == "timed_trace")
-    return bench::trace_workload(bench::read_dataset(data.path), data.trace, source, seed, data.path);
-  return data.name == "random" ? bench::random_workload(data.random, source, seed)
-                               : bench::prefix_repetition_workload(data.prefix_repetition, source, seed);
+  Workload out = data.name == "timed_trace"
+                     ? bench::trace_workload(bench::read_dataset(data.path), data.trace, source, seed, data.path)
+                 : data.name == "random" ? bench::random_workload(data.random, source, seed)
+                                         : bench::prefix_repetition_workload(data.prefix_repetition, source, seed);
+  if (out.inexact > 0)
+    log::warn("{} of {} prompts have another number of tokens than asked for: their text is encoded otherwise", out.inexact,
+              out.requests());
+  return out;
 }
 
 std::vector<double> starts_of(const Workload& workload, const BenchSettings::Load& load, double rate) {
@@ -202,25 +208,28 @@ class Benchmark {
 
   void run() {
     find_model_in_time(settings_);
-    const Workload workload = load_data(settings_);
-    if (workload.inexact > 0)
-      log::warn("{} of {} prompts have another number of tokens than asked for: their text is encoded otherwise",
-                workload.inexact, workload.requests());
-    if (settings_.server.ready_timeout_s > 0) wait_until_ready(settings_, workload);
-    if (settings_.load.warmups > 0) {
-      const LoadResult warm = run_first(settings_, workload, settings_.load.warmups);
-      if (const std::string failures = bench::failures_text(warm.records); !failures.empty())
-        log::warn("warming up: {}", failures);
-    }
+    warm_up();
+    uint64_t index = 0;
     for (const double rate : settings_.load.rates)
       for (const auto& bound : settings_.load.concurrencies)
-        if (!interrupted_) run_point({rate, bound}, workload);
+        if (!interrupted_) run_point({rate, bound}, load_data(settings_, index++));
     if (!settings_.results.plot.empty() && !plot_.points.empty()) write_plot();
     if (interrupted_) throw SystemError("interrupted: {} of {} requests were answered", answered_, sent_);
     if (answered_ == 0) throw SystemError("no request was answered");
   }
 
  private:
+  /// With a prompt of its own, so that the benchmark finds nothing of its prompts in a cache.
+  void warm_up() {
+    if (settings_.server.ready_timeout_s == 0 && settings_.load.warmups == 0) return;
+    const Workload workload = load_data(settings_, kWarmUpIndex);
+    if (settings_.server.ready_timeout_s > 0) wait_until_ready(settings_, workload);
+    if (settings_.load.warmups == 0) return;
+    const LoadResult warm = run_first(settings_, workload, settings_.load.warmups);
+    if (const std::string failures = bench::failures_text(warm.records); !failures.empty())
+      log::warn("warming up: {}", failures);
+  }
+
   void run_point(const Point& point, const Workload& workload) {
     const std::string date =
         fmt::format("{:%Y%m%d-%H%M%S}", fmt::localtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));

@@ -99,7 +99,7 @@ const Command* find_command(const std::string& name) {
 std::vector<std::string> with_joined_words(std::vector<std::string> words) {
   const size_t at = !words.empty() && words.front() == "help" ? 1 : 0;
   if (words.size() <= at || words[at] != "bench") return words;
-  if (words.size() == at + 1) words.insert(words.end(), {"serve", "--help"});
+  if (words.size() == at + 1) words.emplace_back(at == 0 ? "--help" : "serve");
   const auto second = words.begin() + static_cast<std::ptrdiff_t>(at) + 1;
   if (*second == "--help" || *second == "-h") {
     words[at] = "bench serve";
