@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/check.h"
 
@@ -14,6 +15,7 @@ constexpr double kWidth = 960, kHeight = 340;
 constexpr double kPanelWidth = 250, kPanelHeight = 190, kPanelTop = 96, kFirstPanel = 58, kPanelStep = 310;
 constexpr double kLabelWidth = 26;  // between the labels of the load, so that they do not touch
 constexpr double kLogSpan = 20;     // times: from here on an axis is logarithmic
+constexpr double kLegendStep = 120;
 constexpr double kMostDecades = 6;  // that are labelled
 constexpr const char* kStyle = R"(
   text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #57606a; }
@@ -197,7 +199,6 @@ class Panel {
   }
   std::string lines() const {
     std::string out;
-    double legend = left_ + kPanelWidth;
     for (const Curve& curve : curves_) {
       std::string places;
       for (const PlotPoint& point : plot_.points) places += fmt::format("{:.1f},{:.1f} ", x(point), y(point.*curve.value));
@@ -206,13 +207,6 @@ class Panel {
         out += fmt::format("<circle class=\"{}-dot\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\"><title>{}: {} {}</title></circle>\n",
                            curve.color, x(point), y(point.*curve.value), number(point.load), escaped(curve.name),
                            fmt::format("{:.2f}", point.*curve.value));
-      if (curves_.size() < 2) continue;
-      out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>\n", legend, kPanelTop - 14,
-                         escaped(curve.name));
-      legend -= 8.0 * static_cast<double>(curve.name.size());
-      out +=
-          fmt::format("<circle class=\"{}-dot\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4\"/>\n", curve.color, legend, kPanelTop - 18);
-      legend -= 14;
     }
     return out;
   }
@@ -223,6 +217,18 @@ class Panel {
   const LoadAxis loads_;
   const ValueAxis values_;
 };
+
+/// What the colours of latencies mean, below the title.
+std::string legend(const std::vector<std::pair<std::string, std::string>>& colors) {
+  std::string out;
+  double x = kWidth - 24 - kLegendStep * static_cast<double>(colors.size());
+  for (const auto& [color, name] : colors) {
+    out += fmt::format("<circle class=\"{}-dot\" cx=\"{:.1f}\" cy=\"50\" r=\"4\"/>\n", color, x);
+    out += fmt::format("<text x=\"{:.1f}\" y=\"54\">{}</text>\n", x + 10, escaped(name));
+    x += kLegendStep;
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -235,6 +241,7 @@ std::string plot_svg(const LatencyPlot& given) {
       "<title>{2}</title>\n<style>{3}</style>\n<rect class=\"page\" width=\"{0}\" height=\"{1}\" rx=\"8\"/>\n"
       "<text class=\"title\" x=\"24\" y=\"34\">{2}</text>\n<text x=\"24\" y=\"54\">{4}</text>\n",
       kWidth, kHeight, escaped(plot.title), kStyle, escaped(plot.subtitle));
+  out += legend({{"blue", "median"}, {"orange", "99th percentile"}});
   out += Panel(plot, kFirstPanel, true,
                {{"orange", "p99", &PlotPoint::ttft_p99_ms}, {"blue", "median", &PlotPoint::ttft_median_ms}})
              .svg("Time to first token, ms");
