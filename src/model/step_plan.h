@@ -178,6 +178,7 @@ struct StepResult {
   uint64_t checksum = 0;                 ///< of ids: equal on all ranks
   std::vector<uint64_t> rank_checksums;  ///< of the ranks of this process, filled by the team
   double seconds = 0;                    ///< of the forward on rank 0
+  double exchange_seconds = 0;           ///< of those, spent moving data between ranks and waiting for them
 
   struct RouterRecord {
     int layer = 0, top_k = 0;
