@@ -118,6 +118,12 @@ void ModelTeam::load(const ModelConfig& model, const EngineConfig& config, const
   });
 }
 
+std::vector<const ExchangeCounters*> ModelTeam::exchange_counters() const {
+  std::vector<const ExchangeCounters*> out;
+  for (const auto& rank : ranks_) out.push_back(&rank->exchange->counters());
+  return out;
+}
+
 const StepResult& ModelTeam::run(const StepPlan& plan) {
   if (local_.announce) local_.announce(plan, last_tokens_);
   plan_ = &plan;

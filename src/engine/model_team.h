@@ -11,6 +11,7 @@
 #include "engine/rank_team.h"
 #include "engine/sizes.h"
 #include "engine/step_runner.h"
+#include "exchange/exchange_counters.h"
 
 namespace weft {
 
@@ -51,6 +52,10 @@ class ModelTeam final : public StepRunner {
 
   /// Checksum of the tokens of the last step; 0 before the first.
   uint64_t last_tokens() const { return last_tokens_; }
+  /// What the ranks of this process have moved, in their order. Lives as long as the team.
+  std::vector<const ExchangeCounters*> exchange_counters() const;
+  /// The tp rank of the first of them.
+  int first_rank() const { return local_.first; }
   /// Threads that each rank computes with.
   int threads_per_rank() const { return threads_per_rank_; }
   /// Sets what is called, on some thread, when the ranks in another process are lost. Nothing takes it back.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "ops/ops.h"
 
@@ -9,5 +10,9 @@ namespace weft {
 /// The operators of one CPU rank on `threads` threads. With `invariant` a row of a product has the same bits whatever rows are
 /// beside it, at some cost in speed for many rows; attention has a flag of its own, and all other operators are like that.
 std::unique_ptr<Ops> make_cpu_ops(int threads, bool invariant = false);
+
+/// The best instruction set of this machine that these operators have code for: "avx512_bf16", "avx512", "avx2", or a baseline
+/// such as "sse2", the portable and slow one.
+std::string cpu_instruction_set();
 
 }  // namespace weft
