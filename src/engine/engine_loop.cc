@@ -48,7 +48,8 @@ struct EngineLoop::Parts {
   void finish_choice(Sequence& sequence, FinishReason reason, int64_t now_us);
   void finish_request(Submission& submission, int64_t now_us);
   void free_ended();
-  void show_gauges(int64_t now_us);
+  void show_gauges();
+  void show_ranks();
 
   // --- one step ---
   void learn_time(int64_t now_us);
@@ -87,8 +88,8 @@ struct EngineLoop::Parts {
   std::vector<RowSampling> sampling;
   PlanBuilder::Flags flags;
 
-  std::vector<int64_t> rank_tokens;  ///< scratch of show_gauges()
-  int64_t ranks_shown_us = 0;        ///< when the shares of the ranks were added up
+  std::vector<int64_t> rank_tokens;  ///< scratch of show_ranks()
+  int64_t ranks_due_us = 0;          ///< when the shares of the ranks are to be added up again
 };
 
 EngineLoop::Parts::Parts(const Options& options_in, PlanBuilder& builder_in, StepRunner& runner_in, EngineMetrics& metrics_in)
@@ -199,15 +200,17 @@ void EngineLoop::Parts::free_ended() {
   }
 }
 
-void EngineLoop::Parts::show_gauges(int64_t now_us) {
+void EngineLoop::Parts::show_gauges() {
   const auto running = static_cast<int64_t>(scheduler.running().size());
   metrics.running.set(static_cast<double>(running));
   metrics.waiting.set(static_cast<double>(unfinished - running));
   metrics.blocks_held.set(static_cast<double>(memory.held()));
   metrics.blocks_cached.set(static_cast<double>(memory.cached()));
   metrics.kv_usage.set(static_cast<double>(memory.held()) / static_cast<double>(std::max<int64_t>(memory.blocks(), 1)));
-  if (running > 0 && now_us - ranks_shown_us < kRankPeriodUs) return;
-  ranks_shown_us = now_us;
+  if (running == 0) show_ranks();
+}
+
+void EngineLoop::Parts::show_ranks() {
   memory.count_rank_tokens(scheduler.running(), rank_tokens);
   for (size_t rank = 0; rank < rank_tokens.size(); ++rank)
     metrics.rank_kv_tokens[rank].set(static_cast<double>(rank_tokens[rank]));
@@ -442,7 +445,7 @@ void EngineLoop::add(SubmissionPtr owned, int64_t now_us) {
   RequestTimes& times = submission.stream->edit_times();
   if (times.submitted == 0) times.submitted = now_us;
   p.scheduler.add(submission.sequences.front());
-  p.show_gauges(now_us);
+  p.show_gauges();
 }
 
 void EngineLoop::cancel(uint64_t id, int64_t now_us) {
@@ -450,7 +453,7 @@ void EngineLoop::cancel(uint64_t id, int64_t now_us) {
   if (submission == nullptr) return;
   parts_->end_unfinished(*submission, FinishReason::abort, now_us);
   parts_->free_ended();
-  parts_->show_gauges(now_us);
+  parts_->show_gauges();
 }
 
 bool EngineLoop::step(int64_t now_us) {
@@ -474,7 +477,11 @@ bool EngineLoop::step(int64_t now_us) {
   // Where nothing is left, the time until the next step is not this step's.
   if (p.unfinished == 0) p.last_step.reset();
   p.free_ended();
-  p.show_gauges(end_us);
+  p.show_gauges();
+  if (end_us >= p.ranks_due_us) {
+    p.ranks_due_us = end_us + kRankPeriodUs;
+    p.show_ranks();
+  }
   return true;
 }
 
@@ -485,7 +492,7 @@ void EngineLoop::fail_all(const std::string& why, int64_t now_us) {
   while (p.first != nullptr) p.end_unfinished(*p.first, FinishReason::error, now_us);
   p.last_step.reset();
   p.free_ended();
-  p.show_gauges(now_us);
+  p.show_gauges();
 }
 
 void EngineLoop::each_running(const std::function<void(uint64_t id, int64_t kv_tokens)>& visit) const {
@@ -497,7 +504,7 @@ int64_t EngineLoop::waiting() const { return parts_->unfinished - running(); }
 
 void EngineLoop::reset_prefix_cache() {
   parts_->memory.reset_cache(parts_->scheduler.running());
-  parts_->show_gauges(parts_->ranks_shown_us);  // The shares of the ranks are as they were.
+  parts_->show_gauges();
 }
 
 void EngineLoop::check_invariants() const {

@@ -15,6 +15,9 @@
 #include <sstream>
 #include <thread>
 
+#include "e2e/served_model.h"
+#include "server/prometheus_text.h"
+
 namespace weft {
 namespace {
 
@@ -111,6 +114,29 @@ TEST_F(WeftProcesses, SizesAreThoseOfOneProcess) {
   const Outcome alone = run(command), together = run(kMpirun + " -n 2 " + command);
   EXPECT_EQ(together.status, 0) << together.err;
   EXPECT_EQ(together.out, alone.out);
+}
+
+TEST_F(WeftProcesses, MetricsOfTheFirstSayWhichRanksTheyTellOf) {
+  const fs::path script = dir_ / "weft";
+  std::ofstream(script) << "#!/bin/sh\nexec " << kMpirun << " -n 2 " << kWeft << " \"$@\"\n";
+  fs::permissions(script, fs::perms::owner_all);
+  test::ServedModel server(script.string(), golden("llama_tied"),
+                           {"-tp", "4", "-dcp", "4", "--dtype", "float32", "--kv-cache-memory-bytes", "4M"});
+  const test::Answer answer =
+      server.client().post("/v1/completions", R"({"prompt":[5,6,7,8,9,10,11],"max_tokens":8,"ignore_eos":true})");
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  const test::PrometheusText text(server.client().get("/metrics").body);
+  const test::PrometheusText::Labels labels = text.families().at("weft_parallel_info").samples.at(0).labels;
+  EXPECT_EQ(labels.at("processes"), "2");
+  EXPECT_EQ(labels.at("ranks_here"), "0-1");
+  EXPECT_EQ(labels.at("tensor_parallel_size"), "4");
+  EXPECT_GT(text.value("weft_exchange_bytes_total", {{"rank", "0"}, {"operation", "exchange_partials"}}), 0);
+  EXPECT_EQ(text.value("weft_exchange_bytes_total", {{"rank", "0"}}), text.value("weft_exchange_bytes_total", {{"rank", "1"}}));
+  EXPECT_THROW(text.value("weft_exchange_bytes_total", {{"rank", "2"}}), std::runtime_error);
+  EXPECT_EQ(text.families().at("weft_kv_rank_tokens").samples.size(), 4u) << "what each rank holds is known to all";
+  EXPECT_EQ(text.value("vllm:generation_tokens_total"), 8);
+  server.signal(SIGTERM);
+  server.wait();
 }
 
 TEST_F(WeftProcesses, WhatCannotBeDoneIsSaidOnce) {

@@ -149,7 +149,11 @@ PrometheusText::PrometheusText(const std::string& text) {
       fail("a line that says nothing", line);
     } else {
       if (name.empty()) fail("a sample without a type", line);
-      families_[name].samples.push_back(read_sample(line));
+      try {
+        families_[name].samples.push_back(read_sample(line));
+      } catch (const std::out_of_range&) {
+        fail("a line that ends too early", line);
+      }
     }
   }
   for (const auto& [of, family] : families_) check_family(of, family);
