@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "engine/chunk_sizer.h"
@@ -15,6 +16,14 @@ Scheduler::Limits resolve_limits(const EngineLoop::Options& options) {
   limits.penalty_tokens = std::max<int64_t>(limits.penalty_tokens, options.vocab);
   limits.sequences = std::min(limits.sequences, limits.tokens);
   return limits;
+}
+
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
+/// When the request's time is over.
+int64_t deadline_us(const Submission& submission) {
+  const int64_t timeout = submission.request.timeout_us;
+  return timeout > 0 ? submission.stream->times().submitted + timeout : kNever;
 }
 
 double seconds(int64_t from_us, int64_t to_us) { return static_cast<double>(to_us - from_us) * 1e-6; }
@@ -43,6 +52,7 @@ struct EngineLoop::Parts {
   void end_unfinished(Submission& submission, FinishReason reason, int64_t now_us);
   void finish_choice(Sequence& sequence, FinishReason reason, int64_t now_us);
   void finish_request(Submission& submission, int64_t now_us);
+  void end_late(int64_t now_us);
   void free_ended();
   void show_gauges();
 
@@ -68,6 +78,7 @@ struct EngineLoop::Parts {
   Submission *first = nullptr, *last = nullptr;  ///< those that have not ended, in order of arrival; owned
   Submission* ended = nullptr;                   ///< linked by `next`; owned, freed at the end of the call
   int64_t unfinished = 0;                        ///< choices
+  int64_t next_deadline_us = kNever;             ///< no request's time is over before
 
   /// What the time until the next step says something about: the step before it.
   struct LastStep {
@@ -135,10 +146,11 @@ void EngineLoop::Parts::end_unfinished(Submission& submission, FinishReason reas
 void EngineLoop::Parts::finish_choice(Sequence& sequence, FinishReason reason, int64_t now_us) {
   // What a step that failed has stored is not known.
   scheduler.remove(sequence, reason != FinishReason::error);
-  (reason == FinishReason::stop     ? metrics.finished_stop
-   : reason == FinishReason::length ? metrics.finished_length
-   : reason == FinishReason::abort  ? metrics.finished_abort
-                                    : metrics.finished_error)
+  (reason == FinishReason::stop      ? metrics.finished_stop
+   : reason == FinishReason::length  ? metrics.finished_length
+   : reason == FinishReason::abort   ? metrics.finished_abort
+   : reason == FinishReason::timeout ? metrics.finished_timeout
+                                     : metrics.finished_error)
       .add();
   --unfinished;
   if (--sequence.submission->unfinished == 0) finish_request(*sequence.submission, now_us);
@@ -169,6 +181,24 @@ void EngineLoop::Parts::finish_request(Submission& submission, int64_t now_us) {
   (submission.next ? submission.next->previous : last) = submission.previous;
   submission.next = ended;
   ended = &submission;
+}
+
+/// Ends the requests whose time is over.
+void EngineLoop::Parts::end_late(int64_t now_us) {
+  if (now_us < next_deadline_us) return;
+  next_deadline_us = kNever;
+  for (Submission* submission = first; submission != nullptr;) {
+    Submission* const next = submission->next;  // The end of a request takes it off the list.
+    const int64_t deadline = deadline_us(*submission);
+    if (deadline <= now_us) {
+      end_unfinished(*submission, FinishReason::timeout, now_us);
+    } else {
+      next_deadline_us = std::min(next_deadline_us, deadline);
+    }
+    submission = next;
+  }
+  free_ended();
+  show_gauges();
 }
 
 void EngineLoop::Parts::free_ended() {
@@ -379,6 +409,7 @@ void EngineLoop::add(SubmissionPtr owned, int64_t now_us) {
   p.unfinished += submission.unfinished;
   RequestTimes& times = submission.stream->edit_times();
   if (times.submitted == 0) times.submitted = now_us;
+  p.next_deadline_us = std::min(p.next_deadline_us, deadline_us(submission));
   p.scheduler.add(submission.sequences.front());
   p.show_gauges();
 }
@@ -394,6 +425,7 @@ void EngineLoop::cancel(uint64_t id, int64_t now_us) {
 bool EngineLoop::step(int64_t now_us) {
   Parts& p = *parts_;
   p.learn_time(now_us);
+  p.end_late(now_us);
   const int64_t preemptions = p.scheduler.preemptions();
   const std::span<const Scheduler::Chosen> chosen = p.scheduler.next(p.sizer.rows_beside_decodes());
   p.metrics.preemptions.add(p.scheduler.preemptions() - preemptions);

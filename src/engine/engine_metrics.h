@@ -25,7 +25,7 @@ struct EngineMetrics {
   Counter prefix_queries, prefix_hits;  ///< tokens; a preempted sequence's second admission does not count
   Counter preemptions;
   Counter steps, step_rows;
-  Counter finished_stop, finished_length, finished_abort, finished_error;  ///< choices
+  Counter finished_stop, finished_length, finished_abort, finished_timeout, finished_error;  ///< choices
   Counter refused_queue_full;
   Gauge step_seconds;  ///< of the last step: model
   Histogram time_to_first_token{kSeconds}, time_per_output_token{kSeconds}, e2e_latency{kSeconds};

@@ -64,8 +64,9 @@ void add_engine(const EngineMetrics& m, const BackendInfo& info, Families& out) 
   out.counter("vllm:prompt_tokens_total", "Prompt tokens.", number(m.prompt_tokens));
   out.counter("vllm:generation_tokens_total", "Generated tokens.", number(m.generated_tokens));
   out.counter("vllm:num_preemptions_total", "Sequences that gave up their blocks to be computed again.", number(m.preemptions));
-  for (const auto& [reason, count] : {std::pair{"stop", &m.finished_stop}, std::pair{"length", &m.finished_length},
-                                      std::pair{"abort", &m.finished_abort}, std::pair{"error", &m.finished_error}})
+  for (const auto& [reason, count] :
+       {std::pair{"stop", &m.finished_stop}, std::pair{"length", &m.finished_length}, std::pair{"abort", &m.finished_abort},
+        std::pair{"timeout", &m.finished_timeout}, std::pair{"error", &m.finished_error}})
     out.counter("vllm:request_success_total", "Sequences that ended.", number(*count), {{"finished_reason", reason}});
   out.histogram("vllm:time_to_first_token_seconds", "From submission to the first token.", m.time_to_first_token);
   out.histogram("vllm:time_per_output_token_seconds", "Between tokens of a sequence.", m.time_per_output_token);
