@@ -14,6 +14,7 @@ namespace weft::log {
 using spdlog::debug;
 using spdlog::error;
 using spdlog::info;
+using spdlog::should_log;
 using spdlog::warn;
 
 /// Sets the format and the stream. Call once, first thing in main.

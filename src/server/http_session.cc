@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 
-#include <boost/asio/ip/address.hpp>
+#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/beast/http/read.hpp>
 #include <cstring>

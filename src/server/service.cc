@@ -322,6 +322,7 @@ std::optional<HttpResponse> Service::answer(const HttpHead& head) {
     case State::loading:
       return error(ApiError(503, "the model is loading", {}, "loading"));
     case State::draining:
+      if (route->path == "/abort_request") return std::nullopt;  // It helps to come to an end.
       return error(ApiError(503, "the server is shutting down", {}, "shutting_down"));
     case State::failed:
       return error(ApiError(503, "the engine has failed: " + failure(), {}, "engine_failed"));
@@ -435,7 +436,7 @@ Service::Reply Service::complete(CompletionRequest request, Backend& backend, co
     if (config_.strict_fields)
       throw ApiError(400, fmt::format("unknown fields: {}", quoted_names(request.ignored)), request.ignored.front(),
                      "unknown_parameter");
-    if (spdlog::should_log(log::Level::debug))
+    if (log::should_log(log::Level::debug))
       log::event(log::Level::debug, "fields ignored: " + quoted_names(request.ignored), log_fields(head, answer.id));
   }
   const int64_t most_us = config_.request_timeout.count();

@@ -2,7 +2,7 @@
 
 #include <openssl/ssl.h>
 
-#include <boost/system/error_code.hpp>
+#include <boost/asio/error.hpp>
 
 #include "base/check.h"
 
