@@ -197,7 +197,8 @@ void HttpSession::on_watch(error_code error, size_t bytes) {
   reading_ = false;
   if (state_ == State::closed) return;
   in_.commit(bytes);
-  if (state_ == State::reading_head) return read_head();  // The next request, or finish() has cancelled this read.
+  // The next request, or finish() has cancelled this read. Behind an end of the stream Asio would wait for ever.
+  if (state_ == State::reading_head) return error && error != asio::error::operation_aborted ? close() : read_head();
   if (error) return disconnected();
   watch();
 }
