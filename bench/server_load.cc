@@ -25,7 +25,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kStreams = 256, kTokens = 290;
+constexpr int kStreams = 256, kTokens = 100;
 constexpr size_t kLongText = 30'000'000;
 
 double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
@@ -52,7 +52,7 @@ class Stream : public weft::test::Connection {
 
  private:
   static inline const std::string kRequest = weft::test::http_request(
-      "POST", "/v1/completions", "", R"({"prompt":[1],"max_tokens":)" + std::to_string(kTokens) + R"(,"stream":true})");
+      "POST", "/v1/completions", "", R"({"prompt":[20],"max_tokens":)" + std::to_string(kTokens) + R"(,"stream":true})");
   std::string text_;
 };
 
@@ -133,7 +133,7 @@ void measure(int port, std::chrono::seconds time, bool with_long_texts, const ch
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto time = std::chrono::seconds(argc > 1 ? std::atoi(argv[1]) : 10);
+  const auto time = std::chrono::seconds(argc > 1 ? std::atoi(argv[1]) : 20);
   int to_client[2], to_server[2];
   if (::pipe(to_client) != 0 || ::pipe(to_server) != 0) return 1;
   const pid_t child = ::fork();  // Before there are threads.

@@ -1,6 +1,7 @@
 #include "server/openai_api.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -504,8 +505,9 @@ std::string completion_json(const CompletionHead& head, std::span<const ChoiceOu
 }
 
 bool is_plain_chunk(const ChoiceOut& choice) {
-  return !choice.begins && !choice.text.empty() && !choice.reasoning && !choice.log_probs && choice.finish_reason.empty() &&
-         choice.stop_reason.index() == 0 && !choice.token_ids && !choice.prompt_token_ids && !choice.prompt_log_probs;
+  return !choice.begins && (!choice.text.empty() || choice.token_ids) && !choice.reasoning && !choice.log_probs &&
+         choice.finish_reason.empty() && choice.stop_reason.index() == 0 && !choice.prompt_token_ids &&
+         !choice.prompt_log_probs;
 }
 
 std::string chunk_beginning(const CompletionHead& head, bool chat) {
@@ -515,8 +517,13 @@ std::string chunk_beginning(const CompletionHead& head, bool chat) {
 }
 
 std::string plain_chunk_json(const std::string& beginning, const ChoiceOut& choice, bool chat) {
-  return fmt::format(R"({}{},{}{}{},"logprobs":null,"finish_reason":null,"stop_reason":null}}]}})", beginning, choice.index,
-                     chat ? R"("delta":{"content":)" : R"("text":)", dump(choice.text), chat ? "}" : "");
+  const bool has_content = !chat || !choice.text.empty();
+  const std::string ids = choice.token_ids ? fmt::format(R"(,"token_ids":[{}])", fmt::join(*choice.token_ids, ",")) : "";
+  return fmt::format(R"({}{},{}{}{},"logprobs":null,"finish_reason":null,"stop_reason":null{}}}]}})", beginning, choice.index,
+                     !chat         ? R"("text":)"
+                     : has_content ? R"("delta":{"content":)"
+                                   : R"("delta":{)",
+                     has_content ? dump(choice.text) : "", chat ? "}" : "", ids);
 }
 
 }  // namespace weft

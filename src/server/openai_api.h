@@ -125,7 +125,7 @@ std::string chat_json(const CompletionHead& head, std::span<const ChoiceOut> cho
 std::string chat_chunk_json(const CompletionHead& head, std::span<const ChoiceOut> choices, const Usage* usage,
                             const Timings* timings = nullptr);
 
-/// What almost every chunk of a stream is: some text of one choice, and nothing else.
+/// What almost every chunk of a stream is: some text or tokens of one choice, and nothing else.
 bool is_plain_chunk(const ChoiceOut& choice);
 /// What all chunks of a stream begin with, up to the choices.
 std::string chunk_beginning(const CompletionHead& head, bool chat);

@@ -319,18 +319,24 @@ TEST(OpenAiAnswer, PlainChunksAreTheSameBytesQuicklyWritten) {
     ChoiceOut choice;
     choice.index = 3;
     choice.text = text;
+    if (text == "a") choice.token_ids = {5, 300};
     ASSERT_TRUE(is_plain_chunk(choice));
     EXPECT_EQ(plain_chunk_json(chunk_beginning(head, false), choice, false), completion_json(head, {&choice, 1}, nullptr));
     EXPECT_EQ(plain_chunk_json(chunk_beginning(head, true), choice, true), chat_chunk_json(head, {&choice, 1}, nullptr));
   }
+  ChoiceOut tokens;
+  tokens.token_ids = {7};
+  ASSERT_TRUE(is_plain_chunk(tokens));
+  EXPECT_EQ(plain_chunk_json(chunk_beginning(head, false), tokens, false), completion_json(head, {&tokens, 1}, nullptr));
+  EXPECT_EQ(plain_chunk_json(chunk_beginning(head, true), tokens, true), chat_chunk_json(head, {&tokens, 1}, nullptr));
   ChoiceOut other;
   EXPECT_FALSE(is_plain_chunk(other)) << "nothing";
   other.text = "a";
   for (const auto& change : std::vector<std::function<void(ChoiceOut&)>>{
            [](ChoiceOut& c) { c.begins = true; }, [](ChoiceOut& c) { c.reasoning = "x"; },
            [](ChoiceOut& c) { c.log_probs.emplace(); }, [](ChoiceOut& c) { c.finish_reason = "stop"; },
-           [](ChoiceOut& c) { c.stop_reason = 5; }, [](ChoiceOut& c) { c.token_ids.emplace(); },
-           [](ChoiceOut& c) { c.prompt_token_ids.emplace(); }, [](ChoiceOut& c) { c.prompt_log_probs.emplace(); }}) {
+           [](ChoiceOut& c) { c.stop_reason = 5; }, [](ChoiceOut& c) { c.prompt_token_ids.emplace(); },
+           [](ChoiceOut& c) { c.prompt_log_probs.emplace(); }}) {
     ChoiceOut changed = other;
     change(changed);
     EXPECT_FALSE(is_plain_chunk(changed));
