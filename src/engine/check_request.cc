@@ -70,6 +70,7 @@ class Check {
     }
     if (request_.min_tokens < 0 || request_.min_tokens > request_.max_tokens)
       refuse("min_tokens must be 0 to max_tokens, which is {}: got {}", request_.max_tokens, request_.min_tokens);
+    if (request_.timeout_us < 0) refuse("timeout_us must be 0 (never) or more: got {}", request_.timeout_us);
   }
 
   void choices() const {

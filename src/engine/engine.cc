@@ -157,7 +157,7 @@ Engine::Parts::Parts(const EngineConfig& config_in, Hooks hooks_in, const MakeRa
       resolved(resolve_on_cpu(model, config)),
       options(loop_options(model, config, resolved)),
       builder(model, resolved.grid, plan_options(model, config, resolved)),
-      team(model, config, resolved, make_ranks ? make_ranks(resolved.grid) : thread_ranks(resolved.grid)),
+      team(model, config, resolved, make_ranks ? make_ranks(resolved.grid) : thread_ranks(resolved.grid), hooks.loading),
       recorder(recorder_options(config, resolved), team),
       loop(options, builder, recorder, metrics),
       // All that can be open may be added and cancelled between two steps, and nobody waits.

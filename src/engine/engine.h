@@ -53,6 +53,8 @@ class Engine {
     /// Called on the engine thread after each step: for every running sequence its request id and the KV tokens of each DCP
     /// rank.
     std::function<void(uint64_t id, std::span<const int64_t> rank_tokens)> shares = {};
+    /// Called on some thread while the weights are read, with the share that is there, 0 to 1.
+    std::function<void(double)> loading = {};
     /// Microseconds, monotonic; the real clock where empty.
     std::function<int64_t()> clock = {};
   };

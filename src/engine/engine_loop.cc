@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -20,6 +21,13 @@ Scheduler::Limits resolve_limits(const EngineLoop::Options& options) {
 
 /// How often the shares of the ranks are added up while something runs: it takes a look at every sequence and rank.
 constexpr int64_t kRankPeriodUs = 100'000;
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
+/// When the request's time is over.
+int64_t deadline_us(const Submission& submission) {
+  const int64_t timeout = submission.request.timeout_us;
+  return timeout > 0 ? submission.stream->times().submitted + timeout : kNever;
+}
 
 double seconds(int64_t from_us, int64_t to_us) { return static_cast<double>(to_us - from_us) * 1e-6; }
 
@@ -47,6 +55,7 @@ struct EngineLoop::Parts {
   void end_unfinished(Submission& submission, FinishReason reason, int64_t now_us);
   void finish_choice(Sequence& sequence, FinishReason reason, int64_t now_us);
   void finish_request(Submission& submission, int64_t now_us);
+  void end_late(int64_t now_us);
   void free_ended();
   void show_gauges();
   void show_ranks();
@@ -75,6 +84,7 @@ struct EngineLoop::Parts {
   Submission *first = nullptr, *last = nullptr;  ///< those that have not ended, in order of arrival; owned
   Submission* ended = nullptr;                   ///< linked by `next`; owned, freed at the end of the call
   int64_t unfinished = 0;                        ///< choices
+  int64_t next_deadline_us = kNever;             ///< no request's time is over before
 
   /// What the time until the next step says something about: the step before it.
   struct LastStep {
@@ -151,10 +161,11 @@ void EngineLoop::Parts::finish_choice(Sequence& sequence, FinishReason reason, i
     const double decoding = seconds(sequence.submission->stream->times().first_token, sequence.last_token_us);
     metrics.request_time_per_output_token.observe(decoding / static_cast<double>(sequence.generated - 1));
   }
-  (reason == FinishReason::stop     ? metrics.finished_stop
-   : reason == FinishReason::length ? metrics.finished_length
-   : reason == FinishReason::abort  ? metrics.finished_abort
-                                    : metrics.finished_error)
+  (reason == FinishReason::stop      ? metrics.finished_stop
+   : reason == FinishReason::length  ? metrics.finished_length
+   : reason == FinishReason::abort   ? metrics.finished_abort
+   : reason == FinishReason::timeout ? metrics.finished_timeout
+                                     : metrics.finished_error)
       .add();
   --unfinished;
   if (--sequence.submission->unfinished == 0) finish_request(*sequence.submission, now_us);
@@ -190,6 +201,24 @@ void EngineLoop::Parts::finish_request(Submission& submission, int64_t now_us) {
   (submission.next ? submission.next->previous : last) = submission.previous;
   submission.next = ended;
   ended = &submission;
+}
+
+/// Ends the requests whose time is over.
+void EngineLoop::Parts::end_late(int64_t now_us) {
+  if (now_us < next_deadline_us) return;
+  next_deadline_us = kNever;
+  for (Submission* submission = first; submission != nullptr;) {
+    Submission* const next = submission->next;  // The end of a request takes it off the list.
+    const int64_t deadline = deadline_us(*submission);
+    if (deadline <= now_us) {
+      end_unfinished(*submission, FinishReason::timeout, now_us);
+    } else {
+      next_deadline_us = std::min(next_deadline_us, deadline);
+    }
+    submission = next;
+  }
+  free_ended();
+  show_gauges();
 }
 
 void EngineLoop::Parts::free_ended() {
@@ -444,6 +473,7 @@ void EngineLoop::add(SubmissionPtr owned, int64_t now_us) {
   p.unfinished += submission.unfinished;
   RequestTimes& times = submission.stream->edit_times();
   if (times.submitted == 0) times.submitted = now_us;
+  p.next_deadline_us = std::min(p.next_deadline_us, deadline_us(submission));
   p.scheduler.add(submission.sequences.front());
   p.show_gauges();
 }
@@ -459,6 +489,7 @@ void EngineLoop::cancel(uint64_t id, int64_t now_us) {
 bool EngineLoop::step(int64_t now_us) {
   Parts& p = *parts_;
   p.learn_time(now_us);
+  p.end_late(now_us);
   const std::span<const Scheduler::Chosen> chosen = p.choose();
   if (chosen.empty()) return false;
   p.describe(chosen, now_us);

@@ -48,7 +48,8 @@ class EngineLoop {
   void add(SubmissionPtr submission, int64_t now_us);
   /// Ends what is left of the request before the next step. Unknown and ended ids are fine.
   void cancel(uint64_t id, int64_t now_us);
-  /// Runs one step. False if nothing waits or runs. Throws what the runner throws; fail_all() is then the way out.
+  /// Ends requests whose time is over, then runs one step. False if nothing waits or runs. Throws what the runner throws;
+  /// fail_all() is then the way out.
   bool step(int64_t now_us);
   /// Ends every request with an error.
   void fail_all(const std::string& why, int64_t now_us);

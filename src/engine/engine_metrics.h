@@ -44,9 +44,9 @@ struct EngineMetrics {
   Counter computed_prompt_tokens;                  ///< of the prompt tokens: not found in the cache
   Counter prefix_queries, prefix_hits;             ///< tokens; a preempted sequence's second admission does not count
   Counter prefix_hits_shared, prefix_hits_copied;  ///< of the hits: whole blocks, and rows copied from one that matches in part
-  Counter finished_stop, finished_length, finished_abort, finished_error;  ///< choices
-  Counter refused_queue_requests, refused_queue_tokens;                    ///< by the bounds of the queue
-  Counter kv_copies, kv_copied_tokens;                                     ///< copy-on-write: blocks, and their tokens
+  Counter finished_stop, finished_length, finished_abort, finished_timeout, finished_error;  ///< choices
+  Counter refused_queue_requests, refused_queue_tokens;                                      ///< by the bounds of the queue
+  Counter kv_copies, kv_copied_tokens;  ///< copy-on-write: blocks, and their tokens
 
   // --- steps ------------------------------------------------------------------------------------------------------------
   Counter steps, step_rows;

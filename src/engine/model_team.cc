@@ -68,7 +68,8 @@ LocalRanks thread_ranks(const RankGrid& grid) {
           }};
 }
 
-ModelTeam::ModelTeam(const ModelConfig& model, const EngineConfig& config, const ResolvedConfig& resolved, LocalRanks local)
+ModelTeam::ModelTeam(const ModelConfig& model, const EngineConfig& config, const ResolvedConfig& resolved, LocalRanks local,
+                     const std::function<void(double)>& loading)
     : local_(std::move(local)),
       threads_per_rank_(threads_of_a_rank(config, local_.on_same_cores)),
       ranks_(static_cast<size_t>(local_.count)),
@@ -77,7 +78,7 @@ ModelTeam::ModelTeam(const ModelConfig& model, const EngineConfig& config, const
         Rank& rank = *ranks_[static_cast<size_t>(index)];
         rank.decoder->forward(*plan_, {}, rank.result);
       }) {
-  load(model, config, resolved);
+  load(model, config, resolved, loading);
 }
 
 ModelTeam::~ModelTeam() {
@@ -88,7 +89,8 @@ ModelTeam::~ModelTeam() {
   }
 }
 
-void ModelTeam::load(const ModelConfig& model, const EngineConfig& config, const ResolvedConfig& resolved) {
+void ModelTeam::load(const ModelConfig& model, const EngineConfig& config, const ResolvedConfig& resolved,
+                     const std::function<void(double)>& loading) {
   std::optional<Checkpoint> checkpoint;
   if (config.load_format != LoadFormat::dummy) checkpoint.emplace(config.model_dir);
   const RankGrid& grid = resolved.grid;
@@ -99,7 +101,8 @@ void ModelTeam::load(const ModelConfig& model, const EngineConfig& config, const
     rank.tp = local_.make_tp(tp_rank);
     rank.dcp = local_.make_dcp(tp_rank);
     rank.ops = make_cpu_ops(threads_per_rank_, config.batch_invariant);
-    const LoadOptions options{.dtype = resolved.limits.dtype, .tp_rank = tp_rank, .progress = tp_rank == 0};
+    const LoadOptions options{
+        .dtype = resolved.limits.dtype, .tp_rank = tp_rank, .progress = tp_rank == 0, .on_progress = loading};
     rank.weights = checkpoint ? load_weights(model, grid, *checkpoint, options, *rank.ops)
                               : dummy_weights(model, grid, config.seed, options, *rank.ops);
     rank.region = std::make_unique<KvRegion>(resolved.shape, resolved.sizes.capacity.blocks,

@@ -43,7 +43,9 @@ class ModelTeam final : public StepRunner {
  public:
   /// Reads the weights. `model` and `resolved` outlive the team. Throws UserError for a bad checkpoint, SystemError where the
   /// machine fails.
-  ModelTeam(const ModelConfig& model, const EngineConfig& config, const ResolvedConfig& resolved, LocalRanks local);
+  /// `loading` is called on some thread with the share of the weights that is read, 0 to 1.
+  ModelTeam(const ModelConfig& model, const EngineConfig& config, const ResolvedConfig& resolved, LocalRanks local,
+            const std::function<void(double)>& loading = {});
   ~ModelTeam() override;
 
   /// What came of the plan on the first rank of this process. All of its ranks must have sampled the same tokens: if not, this
@@ -66,7 +68,8 @@ class ModelTeam final : public StepRunner {
  private:
   struct Rank;
 
-  void load(const ModelConfig& model, const EngineConfig& config, const ResolvedConfig& resolved);
+  void load(const ModelConfig& model, const EngineConfig& config, const ResolvedConfig& resolved,
+            const std::function<void(double)>& loading);
 
   const LocalRanks local_;
   const int threads_per_rank_;

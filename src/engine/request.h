@@ -46,15 +46,17 @@ struct Request {
   int prompt_log_probs = -1;              ///< of prompt tokens, likewise
   std::string cache_salt = {};            ///< prefixes are shared only among requests of one salt
   std::vector<int32_t> forced_ids = {};   ///< step i feeds forced_ids[i] whatever was sampled; empty, or max_tokens many
+  int64_t timeout_us = 0;                 ///< after submission what is still to come is given up; 0: never
   CaptureFlags capture = {};
 };
 
 enum class FinishReason : uint8_t {
   none,
-  stop,    ///< an end token or a stop token came
-  length,  ///< max_tokens were generated
-  abort,   ///< cancelled
-  error,   ///< the engine failed
+  stop,     ///< an end token or a stop token came
+  length,   ///< max_tokens were generated
+  abort,    ///< cancelled
+  timeout,  ///< Request::timeout_us is over
+  error,    ///< the engine failed
 };
 
 /// One generated token of one choice. Without initialisers, so that a list of them costs nothing until it is written.

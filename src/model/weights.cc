@@ -338,22 +338,26 @@ size_t check_fit(const ModelConfig& config, const std::vector<ParamSpec>& specs,
 /// A log line every few seconds.
 class Progress {
  public:
-  Progress(bool enabled, size_t total) : enabled_(enabled), total_(total) {}
+  Progress(const LoadOptions& options, size_t total)
+      : enabled_(options.progress), told_(options.on_progress), total_(std::max<size_t>(total, 1)) {}
   void at(size_t bytes) {
+    if (!enabled_) return;
+    const double share = static_cast<double>(bytes) / static_cast<double>(total_);
+    if (told_) told_(share);
     const auto now = Clock::now();
-    if (!enabled_ || now < next_) return;
+    if (now < next_) return;
     next_ = now + kPause;
     const double seconds = std::chrono::duration<double>(now - start_).count();
     log::info("loading weights: {:.1f} of {:.1f} GB of this rank, {:.0f}%, {:.0f} s", static_cast<double>(bytes) * 1e-9,
-              static_cast<double>(total_) * 1e-9,
-              100.0 * static_cast<double>(bytes) / static_cast<double>(std::max<size_t>(total_, 1)), seconds);
+              static_cast<double>(total_) * 1e-9, 100 * share, seconds);
   }
 
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::seconds kPause{5};
-  bool enabled_;
-  size_t total_;
+  const bool enabled_;
+  const std::function<void(double)> told_;
+  const size_t total_;
   Clock::time_point start_ = Clock::now(), next_ = start_ + kPause;
 };
 
@@ -372,7 +376,7 @@ class Assembler {
   }
 
   Weights load(Source& source, Ops& ops, size_t total_bytes) {
-    Progress progress(options_.progress, total_bytes);
+    Progress progress(options_, total_bytes);
     source_ = &source;
     ops_ = &ops;
     progress_ = &progress;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -67,6 +68,8 @@ struct LoadOptions {
   int tp_rank = 0;
   int first_layer = 0, last_layer = -1;  ///< -1: config.layers
   bool progress = false;                 ///< a log line every few seconds on long loads
+  /// With `progress`: called now and then on the loading thread with the share of this rank's bytes that are there, 0 to 1.
+  std::function<void(double share)> on_progress = {};
 };
 
 /// Fills every parameter exactly once with the slice this rank needs. fp8 elements times the scale of the tile they lie in,

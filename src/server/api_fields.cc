@@ -10,7 +10,6 @@ namespace {
 
 using json = nlohmann::json;
 
-constexpr int kMaxDepth = 32;
 constexpr size_t kShownBytes = 80;
 
 class BodyReader : public json::json_sax_t {
@@ -87,8 +86,8 @@ class BodyReader : public json::json_sax_t {
   bool in_prompt() const { return depth_ >= 1 && !prompt_field_.empty() && field_ == prompt_field_; }
   [[noreturn]] static void refuse_top() { throw ApiError(400, "the request body must be a JSON object"); }
   void deeper() {
-    if (++depth_ > kMaxDepth)
-      throw ApiError(400, fmt::format("the request body is nested too deep: at most {} levels", kMaxDepth));
+    if (++depth_ > limits_.max_depth)
+      throw ApiError(400, fmt::format("the request body is nested too deep: at most {} levels", limits_.max_depth));
   }
 
   json* place(json value) {

@@ -18,6 +18,7 @@ struct ApiLimits {
   int max_prompts = 1024;       ///< in one request
   int max_choices = 128;        ///< n
   int max_stops = 64;           ///< stop strings
+  int max_depth = 32;           ///< of lists and objects in one another
   size_t max_values = 1 << 17;  ///< JSON values outside the prompt
   size_t max_keys = 1 << 17;    ///< of one object
 };

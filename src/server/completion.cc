@@ -13,7 +13,9 @@ namespace {
 // Beyond so many log probabilities an answer takes milliseconds to write.
 constexpr int64_t kHeavyValues = 2000;
 
-const char* word(FinishReason reason) { return reason == FinishReason::stop ? "stop" : "length"; }
+const char* word(FinishReason reason) {
+  return reason == FinishReason::stop ? "stop" : reason == FinishReason::length ? "length" : "abort";
+}
 
 [[noreturn]] void refuse_length(const std::string& message, int64_t tokens, const BackendInfo& info) {
   ApiError error(400, message, "prompt", "context_length_exceeded");
@@ -60,6 +62,7 @@ Completion::Completion(CompletionRequest request, Backend& backend, const Tokeni
     : request_(std::move(request)), backend_(backend), tokenizer_(tokenizer), head_(std::move(head)) {
   if (tokenizer_ == nullptr && !request_.stops.empty())
     throw ApiError(400, "stop strings need a tokenizer.json in the model folder: use stop_token_ids", "stop");
+  if (request_.stream) chunk_beginning_ = chunk_beginning(head_, request_.chat);
   tokenize();
   try {
     submit();
@@ -349,7 +352,7 @@ void Completion::advance(Prompt& prompt, std::vector<ChoiceOut>& out) {
       echo(prompt, choice, part);
     }
     take(prompt, choice, prompt.next_event, part);
-    if (choice.finished && (choice.finish == FinishReason::stop || choice.finish == FinishReason::length)) {
+    if (choice.finished && ends_in_order(choice)) {
       part.finish_reason = word(choice.finish);
       part.stop_reason = choice.stop_reason;
     }
@@ -369,13 +372,32 @@ std::vector<ChoiceOut> Completion::advance() {
   return out;
 }
 
+std::vector<uint64_t> Completion::engine_ids() const {
+  std::vector<uint64_t> out;
+  for (const Prompt& prompt : prompts_) out.push_back(prompt.stream->id());
+  return out;
+}
+
+bool Completion::ends_in_order(const Choice& choice) const {
+  return choice.finish == FinishReason::stop || choice.finish == FinishReason::length ||
+         (choice.finish == FinishReason::abort && aborted());
+}
+
 std::optional<ApiError> Completion::error() const {
   for (const Prompt& prompt : prompts_) {
     for (const Choice& choice : prompt.choices) {
+      if (choice.finish == FinishReason::timeout)
+        return ApiError(
+            504,
+            fmt::format("the time of the request is over: {} s (request_timeout, --request-timeout); {} of at most {} "
+                        "tokens were generated",
+                        static_cast<double>(request_.base.timeout_us) * 1e-6, completion_tokens(), request_.base.max_tokens),
+            {}, "deadline_exceeded");
       if (choice.finish == FinishReason::error)
         return ApiError(500, "the engine has failed" + (prompt.stream->done() ? ": " + prompt.stream->error() : ""), {},
                         "engine_failed");
-      if (choice.finish == FinishReason::abort) return ApiError(503, "the server is shutting down", {}, "shutting_down");
+      if (choice.finish == FinishReason::abort && !aborted())
+        return ApiError(503, "the server is shutting down", {}, "shutting_down");
     }
   }
   return std::nullopt;
@@ -424,6 +446,8 @@ std::string Completion::whole() {
 }
 
 std::string Completion::json(std::span<const ChoiceOut> choices, const Usage* usage, bool whole) const {
+  if (!whole && usage == nullptr && choices.size() == 1 && is_plain_chunk(choices.front()))
+    return plain_chunk_json(chunk_beginning_, choices.front(), request_.chat);
   const std::optional<Timings> times = all_known() && (whole || choices.empty()) ? timings() : std::nullopt;
   const Timings* const shown = times ? &*times : nullptr;
   if (!request_.chat) return completion_json(head_, choices, usage, shown);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "server/backend.h"
+#include "server/open_requests.h"
 #include "server/openai_api.h"
 #include "server/reasoning.h"
 #include "text/detokenizer.h"
@@ -28,6 +29,10 @@ class Completion {
   Completion& operator=(const Completion&) = delete;
 
   const std::string& id() const { return head_.id; }
+  /// One a prompt.
+  std::vector<uint64_t> engine_ids() const;
+  /// By which others may abort it; it is given up with the completion.
+  void set_open(OpenRequests::Handle open) { open_ = std::move(open); }
   bool streams() const { return request_.stream; }
   /// step() has something to do.
   bool ready() const;
@@ -91,6 +96,10 @@ class Completion {
   std::optional<Timings> timings() const;
   /// Parts of a stream, or the whole answer.
   std::string json(std::span<const ChoiceOut> choices, const Usage* usage, bool whole) const;
+  /// Somebody has asked for it to end here, which is no error.
+  bool aborted() const { return open_ != nullptr && open_->aborted; }
+  /// The end is one that the answer tells as its finish_reason.
+  bool ends_in_order(const Choice& choice) const;
   /// Why the answer cannot be completed, if so.
   std::optional<ApiError> error() const;
 
@@ -101,7 +110,9 @@ class Completion {
   std::vector<Prompt> prompts_;
   std::vector<ChoiceOut> answer_;  ///< by index, where it is not streamed
   std::vector<bool> begun_;        ///< by index: its first chunk is out
+  std::string chunk_beginning_;    ///< of a stream
   bool told_ = false;
+  OpenRequests::Handle open_;
 };
 
 }  // namespace weft

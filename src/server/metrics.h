@@ -21,12 +21,26 @@ std::string_view refusal_reason(const ApiError& error);
 /// What the HTTP side counts. Any thread may count and read.
 class HttpMetrics {
  public:
-  static constexpr std::array<std::string_view, 16> kRoutes{
-      "/health",   "/ready",      "/v1/models",      "/v1/completions",     "/v1/chat/completions",
-      "/tokenize", "/detokenize", "/apply-template", "/reset_prefix_cache", "/metrics",
-      "/version",  "/v1/load",    "/load",           "/server_info",        "/get_server_info",
-      "other"};
-  static constexpr std::array kStatuses{200, 204, 400, 401, 403, 404, 405, 408, 411, 413, 415, 417, 429, 431, 500, 501, 503};
+  static constexpr std::array<std::string_view, 18> kRoutes{"/health",
+                                                            "/ready",
+                                                            "/v1/models",
+                                                            "/v1/completions",
+                                                            "/v1/chat/completions",
+                                                            "/tokenize",
+                                                            "/detokenize",
+                                                            "/apply-template",
+                                                            "/reset_prefix_cache",
+                                                            "/metrics",
+                                                            "/version",
+                                                            "/v1/load",
+                                                            "/load",
+                                                            "/server_info",
+                                                            "/get_server_info",
+                                                            "/health_generate",
+                                                            "/abort_request",
+                                                            "other"};
+  static constexpr std::array kStatuses{200, 204, 400, 401, 403, 404, 405, 408, 411,
+                                        413, 415, 417, 429, 431, 500, 501, 503, 504};
   static constexpr std::array<std::string_view, 14> kReasons{
       "too_long", "never_fits", "invalid",  "not_supported", "unknown_model", "unknown_route", "wrong_method",
       "no_key",   "too_large",  "too_slow", "loading",       "draining",      "engine_failed", "other"};

@@ -1,6 +1,7 @@
 #include "server/openai_api.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -180,13 +181,22 @@ void refuse_unsupported(BodyFields& fields) {
           "response_format is not supported by this version other than {\"type\": \"text\"}: check the answer and ask again",
           "response_format", "unsupported_parameter");
   }
-  fields.ignore({"user", "metadata", "store", "request_id", "length_penalty", "early_stopping", "spaces_between_special_tokens",
+  fields.ignore({"user", "metadata", "store", "length_penalty", "early_stopping", "spaces_between_special_tokens",
                  "safety_identifier", "prompt_cache_key", "service_tier"});
 }
 
 }  // namespace
 
 namespace {
+
+/// Microseconds until the answer is given up, 0: never.
+int64_t read_timeout(BodyFields& fields) {
+  constexpr double kLeast = 0.001, kMost = 86400;
+  int64_t out = 0;
+  for (const char* name : {"timeout", "request_timeout"})  // As other servers and clients call it.
+    if (const auto seconds = fields.take(name)) out = std::llround(BodyFields::as_number(name, *seconds, kLeast, kMost) * 1e6);
+  return out;
+}
 
 /// What completions and chats have in common, but for the prompt and the log probabilities.
 void read_answer(BodyFields& fields, const ApiLimits& limits, int64_t default_tokens, CompletionRequest& out) {
@@ -203,6 +213,9 @@ void read_answer(BodyFields& fields, const ApiLimits& limits, int64_t default_to
   out.tokens_as_ids = fields.flag("return_tokens_as_token_ids", false);
   out.skip_special_tokens = fields.flag("skip_special_tokens", true);
   out.timings = fields.flag("timings", false);
+  out.base.timeout_us = read_timeout(fields);
+  for (const char* name : {"rid", "request_id"})
+    if (std::string id = fields.text(name, kMaxModelBytes); !id.empty()) out.client_id = std::move(id);
   refuse_unsupported(fields);
 }
 
@@ -490,6 +503,28 @@ std::string completion_json(const CompletionHead& head, std::span<const ChoiceOu
   out["choices"] = std::move(list);
   add_end(out, usage, timings);
   return dump(out);
+}
+
+bool is_plain_chunk(const ChoiceOut& choice) {
+  return !choice.begins && (!choice.text.empty() || choice.token_ids) && !choice.reasoning && !choice.log_probs &&
+         choice.finish_reason.empty() && choice.stop_reason.index() == 0 && !choice.prompt_token_ids &&
+         !choice.prompt_log_probs;
+}
+
+std::string chunk_beginning(const CompletionHead& head, bool chat) {
+  std::string out = dump(head_json(head, chat ? "chat.completion.chunk" : "text_completion"));
+  out.back() = ',';  // The object goes on.
+  return out + R"("choices":[{"index":)";
+}
+
+std::string plain_chunk_json(const std::string& beginning, const ChoiceOut& choice, bool chat) {
+  const bool has_content = !chat || !choice.text.empty();
+  const std::string ids = choice.token_ids ? fmt::format(R"(,"token_ids":[{}])", fmt::join(*choice.token_ids, ",")) : "";
+  return fmt::format(R"({}{},{}{}{},"logprobs":null,"finish_reason":null,"stop_reason":null{}}}]}})", beginning, choice.index,
+                     !chat         ? R"("text":)"
+                     : has_content ? R"("delta":{"content":)"
+                                   : R"("delta":{)",
+                     has_content ? dump(choice.text) : "", chat ? "}" : "", ids);
 }
 
 }  // namespace weft

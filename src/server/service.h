@@ -10,9 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "server/chat.h"
 #include "server/completion.h"
+#include "server/drain_rate.h"
 #include "server/metrics.h"
+#include "server/open_requests.h"
+#include "server/trace_context.h"
 
 namespace weft {
 
@@ -21,7 +25,14 @@ struct HttpHead {
   std::string method, path;  ///< the path without its query
   std::string authorization, origin, request_id;
   std::string preflight_method, preflight_headers;  ///< Access-Control-Request-Method and -Headers
+  std::string id = {};                              ///< ours, of Service::next_id(); `request_id` is the client's own
+  std::optional<TraceContext> trace = std::nullopt;
+
+  /// Ours as a span of a trace.
+  std::string span_id() const { return id.size() > 16 ? id.substr(id.size() - 16) : id; }
 };
+/// What tells a request from others in the log. `answer_id` may be empty.
+std::vector<log::Field> log_fields(const HttpHead& head, std::string_view answer_id = {});
 
 struct HttpResponse {
   int status = 200;
@@ -29,6 +40,7 @@ struct HttpResponse {
   std::string content_type = "application/json";
   std::vector<std::pair<std::string, std::string>> headers = {};
   std::string_view refusal = {};  ///< of an error: as refusal_reason() says
+  std::string code = {};          ///< of an error, for the log
 };
 
 /// The server without sockets: which routes there are, who may use them, and what they answer.
@@ -45,6 +57,11 @@ class Service {
     bool log_requests = true;
     bool parse_reasoning = false;  ///< thoughts of chats are told apart from their answers
     std::string version;
+    bool log_stats = true;                                                      ///< the line every ten seconds
+    std::vector<std::string> quiet_routes = {"/health", "/ready", "/metrics"};  ///< answered without a log line if all is well
+    std::chrono::microseconds request_timeout{0};  ///< the longest that a request may ask for; 0: any
+    bool strict_fields = false;                    ///< fields that nobody knows are refused
+    int max_json_depth = 32;
   };
   explicit Service(Config config);
 
@@ -53,6 +70,8 @@ class Service {
   State state() const;
   /// The model is loaded. Both outlive the service; `tokenizer` and `render` may be null. Call once.
   void open(Backend& backend, const Tokenizer* tokenizer, RenderChat render = nullptr);
+  /// So much of the weights is read, 0 to 1.
+  void loaded(double share, std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now());
   void begin_drain() { draining_ = true; }
   /// Why the engine stopped for ever; empty while it has not.
   std::string failure() const;
@@ -79,13 +98,19 @@ class Service {
   static std::string_view route(std::string_view path);
 
   bool needs_key() const { return !config_.api_keys.empty(); }
-  bool logs_requests() const { return config_.log_requests; }
+  /// Whether a request that was answered so gets a line in the log.
+  bool logs(std::string_view path, int status) const;
+  /// For HttpHead::id: unlike any other.
+  std::string next_id();
   HttpMetrics& http() { return http_; }
 
  private:
   bool authorized(const HttpHead& head) const;
-  Reply complete(CompletionRequest request, Backend& backend, const char* id_prefix);
-  Reply reply(std::string_view path, const std::string& body, Backend& backend);
+  bool is_admin(const HttpHead& head) const;
+  ApiError no_admin(std::string_view what) const;
+  Reply complete(CompletionRequest request, Backend& backend, const HttpHead& head, const char* id_prefix);
+  Reply reply(const HttpHead& head, const std::string& body, Backend& backend);
+  HttpResponse abort(const HttpHead& head, const std::string& body, Backend& backend);
   ApiLimits limits(const Backend& backend) const;
   void require_known(const std::string& model) const;
   HttpResponse tokenize(const std::string& body, Backend& backend) const;
@@ -96,7 +121,7 @@ class Service {
   HttpResponse info() const;
   HttpResponse load() const;
   int retry_after() const;
-  std::string next_id(const char* prefix);
+  int loading_time_left(std::chrono::steady_clock::time_point now) const;
 
   const Config config_;
   const int64_t started_s_;
@@ -107,11 +132,14 @@ class Service {
   const uint64_t id_base_;
   std::atomic<uint64_t> ids_{0};
   HttpMetrics http_;
+  OpenRequests open_;
+  DrainRate drain_rate_;
+  const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+  std::atomic<double> loaded_{0};
 
-  // Of tick(), on one thread; only the rate is read by others.
+  // Of tick(), on one thread.
   std::chrono::steady_clock::time_point last_tick_{};
-  int64_t last_prompt_ = 0, last_generated_ = 0, last_finished_ = 0, last_queries_ = 0, last_hits_ = 0;
-  std::atomic<double> finished_per_second_{0};
+  int64_t last_prompt_ = 0, last_generated_ = 0, last_queries_ = 0, last_hits_ = 0;
 };
 
 }  // namespace weft

@@ -20,8 +20,9 @@ void add_gauges_and_counters(const EngineMetrics& m, MetricFamilies& out) {
   out.counter("vllm:prompt_tokens_by_source_total", kBySource, m.prefix_hits, {{"source", "local_cache_hit"}});
   out.counter("vllm:generation_tokens_total", "Generated tokens.", m.generated_tokens);
   out.counter("vllm:num_preemptions_total", "Sequences that gave up their blocks to be computed again.", m.preemptions);
-  for (const auto& [reason, count] : {std::pair{"stop", &m.finished_stop}, std::pair{"length", &m.finished_length},
-                                      std::pair{"abort", &m.finished_abort}, std::pair{"error", &m.finished_error}})
+  for (const auto& [reason, count] :
+       {std::pair{"stop", &m.finished_stop}, std::pair{"length", &m.finished_length}, std::pair{"abort", &m.finished_abort},
+        std::pair{"timeout", &m.finished_timeout}, std::pair{"error", &m.finished_error}})
     out.counter("vllm:request_success_total", "Sequences that ended, however they did.", *count, {{"finished_reason", reason}});
 }
 

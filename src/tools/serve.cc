@@ -17,6 +17,7 @@
 #include "engine/engine.h"
 #include "server/http_server.h"
 #include "tools/commands.h"
+#include "tools/supervisor.h"
 
 namespace weft {
 namespace {
@@ -32,14 +33,15 @@ int64_t whole_number(const Invocation& invocation, const std::string& name, int6
   return value;
 }
 
-std::chrono::milliseconds seconds(const Invocation& invocation, const std::string& name, std::chrono::milliseconds fallback) {
+std::chrono::milliseconds seconds(const Invocation& invocation, const std::string& name, std::chrono::milliseconds fallback,
+                                  double least = 0) {
   if (!invocation.has(name)) return fallback;
   constexpr double kMost = 86400;
   const std::string& text = invocation[name];
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !(value >= 0 && value <= kMost))
-    throw UserError("--{} must be a number of seconds, 0 to {}: got {}", name, kMost, text.substr(0, 80));
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= least && value <= kMost))
+    throw UserError("--{} must be a number of seconds, {} to {}: got {}", name, least, kMost, text.substr(0, 80));
   return std::chrono::milliseconds(static_cast<int64_t>(std::lround(value * 1000)));
 }
 
@@ -66,8 +68,25 @@ std::vector<std::string> list(const Invocation& invocation, const std::string& n
   return out;
 }
 
+TlsConfig tls_config(const Invocation& invocation) {
+  const auto file = [&](const char* name) { return invocation.has(name) ? invocation[name] : std::string(); };
+  TlsConfig out{.certificate_file = file("ssl-certfile"), .key_file = file("ssl-keyfile"), .ca_file = file("ssl-ca-certs")};
+  out.clients = static_cast<TlsConfig::Clients>(whole_number(invocation, "ssl-cert-reqs", 0, 2, 0));
+  return out;
+}
+
 HttpConfig http_config(const Invocation& invocation) {
+  constexpr double kLeast_s = 0.1;  // As often as deadlines are looked at.
   HttpConfig out;
+  out.tls = tls_config(invocation);
+  if (invocation.has("uds")) out.unix_socket = invocation["uds"];
+  if (invocation.has("uds") && out.unix_socket.empty()) throw UserError("--uds must be a path: got nothing");
+  out.max_header_bytes = static_cast<size_t>(
+      whole_number(invocation, "max-header-size", 1024, 1 << 24, static_cast<int64_t>(out.max_header_bytes)));
+  out.idle_timeout = seconds(invocation, "timeout-keep-alive", out.idle_timeout, kLeast_s);
+  out.body_timeout = seconds(invocation, "body-timeout", out.body_timeout, kLeast_s);
+  out.write_timeout = seconds(invocation, "write-timeout", out.write_timeout, kLeast_s);
+  out.on_drain = [] { tell_supervisor("STOPPING=1"); };
   if (invocation.has("host")) out.host = invocation["host"];
   out.port = static_cast<int>(whole_number(invocation, "port", 0, 65535, out.port));
   out.max_body_bytes = static_cast<size_t>(
@@ -125,18 +144,37 @@ Service::Config service_config(const Invocation& invocation) {
                       .admin_keys = admin_keys(invocation),
                       .allowed_origins = {"*"},
                       .open_metrics = invocation.has("open-metrics"),
-                      .log_requests = !invocation.has("disable-log-requests"),
+                      .log_requests = !invocation.has("disable-log-requests") && !invocation.has("disable-uvicorn-access-log"),
                       .parse_reasoning = parses_reasoning(invocation),
-                      .version = WEFT_VERSION};
+                      .version = WEFT_VERSION,
+                      .log_stats = !invocation.has("disable-log-stats"),
+                      .request_timeout = seconds(invocation, "request-timeout", {}),
+                      .strict_fields = invocation.has("strict-fields")};
+  out.max_json_depth = static_cast<int>(whole_number(invocation, "max-json-depth", 4, 256, out.max_json_depth));
+  if (invocation.has("disable-access-log-for-endpoints"))
+    out.quiet_routes = list(invocation, "disable-access-log-for-endpoints");
   if (invocation.has("served-model-name")) out.model_names = list(invocation, "served-model-name");
   if (invocation.has("allowed-origins")) out.allowed_origins = list(invocation, "allowed-origins");
   return out;
 }
 
-void set_log_level(const Invocation& invocation) {
+void set_log(const Invocation& invocation) {
+  if (invocation.has("log-format") && !log::set_format(invocation["log-format"]))
+    throw UserError("--log-format must be text or json: got {}", invocation["log-format"].substr(0, 80));
   if (!invocation.has("log-level")) return;
   const std::string& level = invocation["log-level"];
   if (!log::set_level(level)) throw UserError("--log-level must be debug, info, warning or error: got {}", level.substr(0, 80));
+}
+
+/// Everything that the process was told or chose, but for keys.
+std::string flags_in_use(const Invocation& invocation) {
+  std::string out = invocation.engine.model_dir.string();
+  for (const Flag& flag : engine_flags()) out += fmt::format(" --{} {}", flag.name, flag.text_in(invocation.engine));
+  for (const auto& [name, value] : invocation.options) {
+    const bool secret = name.ends_with("api-key");
+    out += fmt::format(" --{}{}{}", name, value.empty() ? "" : " ", secret ? "..." : value);
+  }
+  return out;
 }
 
 /// What a model on these ranks holds, in one line.
@@ -154,7 +192,7 @@ std::string banner(const BackendInfo& info, bool has_tokenizer) {
 
 void run_serve(const Invocation& invocation) {
   const auto began = Clock::now();
-  set_log_level(invocation);
+  set_log(invocation);
   const HttpConfig http = http_config(invocation);
   Wake wake;
   std::unique_ptr<Tokenizer> tokenizer;
@@ -163,12 +201,16 @@ void run_serve(const Invocation& invocation) {
   Service service(service_config(invocation));
   HttpServer server(http, service, wake);  // A port that cannot be had is known before weights are read.
 
+  log::info("weft {}: {}", WEFT_VERSION, flags_in_use(invocation));
+
   std::exception_ptr failed;
   std::thread loader([&] {
     try {
       const auto& folder = invocation.engine.model_dir;
-      engine = std::make_unique<Engine>(invocation.engine, Engine::Hooks{.progress = [&wake] { wake.ring(); }, .clock = {}},
-                                        invocation.make_ranks);
+      engine = std::make_unique<Engine>(
+          invocation.engine,
+          Engine::Hooks{.progress = [&wake] { wake.ring(); }, .loading = [&service](double share) { service.loaded(share); }},
+          invocation.make_ranks);
       if (Tokenizer::is_in(folder)) tokenizer = Tokenizer::load(folder);
       std::unique_ptr<const ChatTemplate> chat_template = invocation.has("chat-template")
                                                               ? ChatTemplate::chosen(invocation["chat-template"], folder)
@@ -180,9 +222,9 @@ void run_serve(const Invocation& invocation) {
       log::info("{}{}", banner(backend->info(), tokenizer != nullptr), chats ? ", chats" : ", no chat template");
       log::info("process {} is ready after {:.1f} s{}", ::getpid(), std::chrono::duration<double>(Clock::now() - began).count(),
                 service.needs_key() ? "" : "; no --api-key: everybody who reaches the port may use it");
-      const bool is_v6 = http.host.find(':') != std::string::npos;
-      std::printf("weft serves at http://%s:%d\n", (is_v6 ? "[" + http.host + "]" : http.host).c_str(), server.port());
+      std::printf("weft serves at %s\n", server.address().c_str());
       std::fflush(stdout);
+      tell_supervisor("READY=1");
     } catch (...) {
       failed = std::current_exception();
       server.stop();

@@ -6,11 +6,15 @@
 
 #include <array>
 #include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <set>
 #include <thread>
 
 #include "e2e/served_model.h"
+#include "server/certificate.h"
+#include "support/checkpoint_writer.h"
 
 namespace weft {
 namespace {
@@ -269,20 +273,142 @@ TEST(Serve, KeysAndNamesAreThoseOfItsFlags) {
   EXPECT_EQ(server.log().find("secret"), std::string::npos);
 }
 
-TEST(Serve, AnswersCurl) {
-  if (std::system("command -v curl >/dev/null") != 0) GTEST_SKIP() << "no curl here";
-  const ServedModel server(WEFT_BINARY, kModel, kFlags);
-  const std::string url = "http://127.0.0.1:" + std::to_string(server.port());
-  const std::string body = request(prompt(1, 20), 3, true).dump();
-  FILE* pipe =
-      ::popen(("curl -sN " + url + "/v1/completions -H 'Content-Type: application/json' -H 'Transfer-Encoding: chunked' -d '" +
-               body + "' " + url + "/health")
-                  .c_str(),
-              "r");
+/// Runs curl and returns what it wrote; its status must be 0.
+std::string curl(const std::string& arguments) {
+  FILE* pipe = ::popen(("curl -sS " + arguments + " 2>&1").c_str(), "r");
   std::string said;
   for (int c; (c = std::fgetc(pipe)) != EOF;) said += static_cast<char>(c);
-  EXPECT_EQ(::pclose(pipe), 0);
-  EXPECT_THAT(said, HasSubstr("data: [DONE]"));
+  EXPECT_EQ(::pclose(pipe), 0) << arguments << "\n" << said;
+  return said;
+}
+bool has_curl() { return std::system("command -v curl >/dev/null") == 0; }
+size_t count(const std::string& text, const std::string& word) {
+  size_t n = 0;
+  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
+  return n;
+}
+
+TEST(Serve, AnswersCurl) {
+  if (!has_curl()) GTEST_SKIP() << "no curl here";
+  const ServedModel server(WEFT_BINARY, kModel, kFlags);
+  const std::string url = "http://127.0.0.1:" + std::to_string(server.port());
+  const std::string json_header = " -H 'Content-Type: application/json' ";
+  const std::string body = "-d '" + request(prompt(1, 20), 3, true).dump() + "' ", completions = url + "/v1/completions ";
+
+  const std::string chunked = curl("-N " + completions + json_header + "-H 'Transfer-Encoding: chunked' " + body);
+  EXPECT_THAT(chunked, HasSubstr("data: [DONE]"));
+
+  // Four requests of all kinds on one connection.
+  const std::string kept =
+      curl("-v -N " + completions + json_header + body + " --next -sS -v " + url + "/health --next -sS -v -N " + completions +
+           json_header + "-H 'Transfer-Encoding: chunked' " + body + " --next -sS -v -I " + url + "/v1/models");
+  EXPECT_EQ(count(kept, "< HTTP/1.1 200 OK"), 4u) << kept;
+  EXPECT_EQ(count(kept, "data: [DONE]"), 2u);
+  EXPECT_EQ(count(kept, "Re-using existing connection"), 3u) << kept;
+
+  // A body that is larger than what curl sends unasked: it waits for permission first.
+  test::TemporaryFolder folder;
+  const std::string file = folder.path() / "body.json";
+  std::ofstream(file) << R"({"prompt":[5],"max_tokens":1,"metadata":")" + std::string(2 << 20, 'x') + "\"}";
+  const std::string asked = curl("-v " + completions + json_header + "-d @" + file);
+  EXPECT_THAT(asked, HasSubstr("100 Continue"));
+  EXPECT_THAT(asked, HasSubstr("\"finish_reason\":\"length\""));
+  EXPECT_THAT(curl("-0 -N " + completions + json_header + body), HasSubstr("data: [DONE]")) << "HTTP/1.0";
+  EXPECT_TRUE(server.becomes_quiet());
+}
+
+TEST(Serve, SpeaksTlsAndOnAUnixSocket) {
+  if (!has_curl()) GTEST_SKIP() << "no curl here";
+  test::TemporaryFolder folder;
+  const test::Certificate authority = test::write_certificate(folder.path(), "authority"),
+                          own = test::write_certificate(folder.path(), "server", &authority),
+                          visitor = test::write_certificate(folder.path(), "visitor", &authority);
+  const std::string body = " -H 'Content-Type: application/json' -d '" + request(prompt(1, 20), 3, true).dump() + "'";
+  {
+    const ServedModel server(WEFT_BINARY, kModel, with({"--ssl-certfile", own.file, "--ssl-keyfile", own.key_file}));
+    const std::string url = "https://localhost:" + std::to_string(server.port());
+    const std::string said =
+        curl("-v -N --cacert " + authority.file + " " + url + "/v1/completions" + body + " " + url + "/health");
+    EXPECT_THAT(said, HasSubstr("data: [DONE]"));
+    EXPECT_THAT(said, HasSubstr("SSL connection using TLSv1.3"));
+    EXPECT_THAT(said, HasSubstr("Re-using existing connection"));
+    EXPECT_NE(std::system(("curl -s " + url + "/health >/dev/null").c_str()), 0) << "nobody vouches for it";
+  }
+  {
+    const ServedModel server(WEFT_BINARY, kModel,
+                             with({"--ssl-certfile", own.file, "--ssl-keyfile", own.key_file, "--ssl-ca-certs", authority.file,
+                                   "--ssl-cert-reqs", "2"}));
+    const std::string url = "https://localhost:" + std::to_string(server.port()) + "/health";
+    EXPECT_THAT(curl("--cacert " + authority.file + " --cert " + visitor.file + " --key " + visitor.key_file + " " + url),
+                HasSubstr("ok"));
+    EXPECT_NE(std::system(("curl -s --cacert " + authority.file + " " + url + " >/dev/null 2>&1").c_str()), 0);
+  }
+  const std::string path = folder.path() / "weft.sock";
+  ServedModel server(WEFT_BINARY, kModel, with({"--uds", path}));
+  EXPECT_THAT(curl("-N --unix-socket " + path + " http://x/v1/completions" + body), HasSubstr("data: [DONE]"));
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0);
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(Serve, ARequestWhoseTimeIsOverIsAnsweredSoAndGivesItsBlocksBack) {
+  const ServedModel server(WEFT_BINARY, kModel, with({"--request-timeout", "60"}));
+  Client client = server.client();
+  for (const bool stream : {false, true}) {
+    json body = request(prompt(1, 100), 500, stream);
+    body["timeout"] = 0.05;
+    const Answer answer = client.post("/v1/completions", body.dump());
+    const json error = stream ? json::parse(answer.events().back())["error"] : answer.json()["error"];
+    EXPECT_EQ(answer.status, stream ? 200 : 504);
+    EXPECT_EQ(error["code"], "deadline_exceeded");
+    EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("0.05 s"));
+    if (!stream) {
+      EXPECT_EQ(answer.headers.at("x-should-retry"), "false");
+    }
+    EXPECT_EQ(client.get("/health").status, 200) << "the connection goes on";
+  }
+  EXPECT_TRUE(server.becomes_quiet());
+  EXPECT_THAT(client.get("/metrics").body, HasSubstr("finished_reason=\"timeout\"} 2"));
+}
+
+TEST(Serve, LogsInJsonWithAnIdInEveryLineAboutARequest) {
+  const ServedModel server(WEFT_BINARY, kModel, with({"--log-format", "json", "--log-level", "debug"}));
+  Client client = server.client();
+  json body = request(prompt(1, 20), 2);
+  body["what_is_this"] = 1;
+  const std::string trace = "4bf92f3577b34da6a3ce929d0e0e4736";
+  const std::string id =
+      client.post("/v1/completions", body.dump(), "X-Request-Id: mine\r\ntraceparent: 00-" + trace + "-00f067aa0ba902b7-01\r\n")
+          .json()["id"];
+  client.get("/health");
+  client.get("/nothing%22%0a");
+  client.post("/v1/completions", R"({"prompt":[-1],"user":"secret words"})");
+  client.get("/v1/models");
+  std::vector<json> answered;
+  bool ignored = false;
+  std::istringstream lines(server.log());
+  for (std::string line; std::getline(lines, line);) {
+    const json entry = json::parse(line);
+    EXPECT_TRUE(entry["time"].is_string() && entry["level"].is_string() && entry["message"].is_string()) << line;
+    if (entry["message"] == "answered") answered.push_back(entry);
+    if (entry["message"].get<std::string>().find("what_is_this") == std::string::npos) continue;
+    ignored = true;
+    EXPECT_EQ(entry["request_id"], id);
+  }
+  EXPECT_TRUE(ignored);
+  ASSERT_EQ(answered.size(), 4u) << "all but the one about health";
+  EXPECT_EQ(answered[0]["request_id"], id);
+  EXPECT_EQ(answered[0]["client_request_id"], "mine");
+  EXPECT_EQ(answered[0]["trace_id"], trace);
+  EXPECT_EQ(answered[0]["status"], 200);
+  EXPECT_EQ(answered[0]["prompt_tokens"], 20);
+  EXPECT_EQ(answered[0]["completion_tokens"], 2);
+  EXPECT_EQ(answered[1]["status"], 404);
+  EXPECT_EQ(answered[2]["status"], 400);
+  EXPECT_EQ(answered[3]["path"], "/v1/models");
+  std::set<std::string> ids;
+  for (const json& entry : answered) EXPECT_TRUE(ids.insert(entry["request_id"]).second);
+  EXPECT_EQ(server.log().find("secret words"), std::string::npos);
 }
 
 TEST(Serve, WhatCannotBeServedIsRefusedAtStartInOneLine) {
@@ -296,6 +422,15 @@ TEST(Serve, WhatCannotBeServedIsRefusedAtStartInOneLine) {
       {"--allowed-origins '[1]'", "--allowed-origins must be"},
       {"--max-body-size 5", "--max-body-size must be"},
       {"--log-level loud", "--log-level must be"},
+      {"--log-format xml", "--log-format must be text or json"},
+      {"--ssl-certfile /nowhere", "--ssl-certfile must name a file"},
+      {"--ssl-keyfile /nowhere", "need --ssl-certfile"},
+      {"--ssl-cert-reqs 3", "--ssl-cert-reqs must be"},
+      {"--request-timeout -1", "--request-timeout must be"},
+      {"--timeout-keep-alive 0", "--timeout-keep-alive must be"},
+      {"--max-json-depth 1000", "--max-json-depth must be"},
+      {"--max-header-size 1", "--max-header-size must be"},
+      {"--uds ''", "--uds must be a path"},
       {"--enable-lora", "merge the adapter"},
       {"--data-parallel-size 2", "start several servers"},
       {"-dp 2", "start several servers"},

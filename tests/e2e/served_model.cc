@@ -16,7 +16,7 @@
 namespace weft::test {
 namespace {
 
-constexpr std::string_view kReady = "weft serves at http://127.0.0.1:";
+constexpr std::string_view kReady = "weft serves at ";
 
 }  // namespace
 
@@ -47,7 +47,8 @@ ServedModel::ServedModel(const std::string& binary, const std::filesystem::path&
     const int status = wait();
     throw std::runtime_error("weft serve ended with status " + std::to_string(status) + ": " + said + this->log());
   }
-  port_ = std::stoi(said.substr(kReady.size()));
+  const std::string address = said.substr(kReady.size());
+  if (address.starts_with("http")) port_ = std::stoi(address.substr(address.rfind(':') + 1));
 }
 
 ServedModel::~ServedModel() {

@@ -22,6 +22,7 @@ class ServedModel {
   ServedModel(const ServedModel&) = delete;
   ServedModel& operator=(const ServedModel&) = delete;
 
+  /// 0 where it listens on a Unix socket. The clients of this class speak neither that nor TLS.
   int port() const { return port_; }
   Client client() const { return Client(port_); }
   void signal(int number) const;

@@ -331,6 +331,35 @@ TEST(EngineLoop, ACancelledRequestIsInNoFurtherStep) {
   EXPECT_EQ(again->cached_tokens(), 14);
 }
 
+TEST(EngineLoop, ARequestWhoseTimeIsOverIsInNoFurtherStep) {
+  Harness h({.sequences = 2});
+  // A step a millisecond. The two choices take all places.
+  const auto late = h.submit({.prompt = counting(1, 13), .max_tokens = 50, .choices = 2, .timeout_us = 3'500});
+  h.step();
+  h.step();
+  const auto waiting = h.submit({.prompt = counting(300, 4), .max_tokens = 4, .timeout_us = 1'000});
+  const auto patient = h.submit({.prompt = counting(200, 4), .max_tokens = 4, .timeout_us = 60'000'000});
+  h.step();  // At 2 ms.
+  EXPECT_FALSE(waiting->done());
+  h.step();  // At 3 ms: just its time.
+  EXPECT_EQ(finish_of(*waiting), FinishReason::timeout);
+  EXPECT_THAT(tokens_of(*waiting), SizeIs(0));
+  EXPECT_FALSE(late->done());
+  h.step();  // At 4 ms.
+  EXPECT_TRUE(late->done());
+  for (int32_t k = 0; k < 2; ++k) {
+    EXPECT_EQ(tokens_of(*late, k), plain_answer(13, 4, k)) << "what was generated stays";
+    EXPECT_EQ(finish_of(*late, k), FinishReason::timeout);
+  }
+  EXPECT_EQ(h.last_plan()->rows, 4) << "the places are free in the very step that found it late";
+  h.finish();
+  EXPECT_EQ(tokens_of(*patient), plain_answer(4, 4));
+  EXPECT_EQ(finish_of(*patient), FinishReason::length);
+  EXPECT_EQ(h.metrics.finished_timeout.value(), 3);
+  EXPECT_EQ(h.metrics.waiting.value(), 0);
+  EXPECT_EQ(h.metrics.blocks_held.value(), 0);
+}
+
 TEST(EngineLoop, AFailedStepEndsEverythingWithItsReason) {
   Harness h({.sequences = 2});
   const auto running = h.submit({.prompt = counting(1, 13), .max_tokens = 50, .choices = 2});

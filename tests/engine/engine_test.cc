@@ -66,6 +66,16 @@ std::vector<int32_t> tokens_of(const RequestStream& stream) {
   return out;
 }
 
+TEST_F(EngineOfTwoRanks, TellsHowMuchOfTheWeightsIsThereWhileItLoads) {
+  std::vector<double> shares;  // Of one rank, which tells on its own thread before the engine is there.
+  const Engine engine(config_, {.loading = [&](double share) { shares.push_back(share); }});
+  ASSERT_GT(shares.size(), 5u);
+  EXPECT_TRUE(std::is_sorted(shares.begin(), shares.end()));
+  EXPECT_GT(shares.front(), 0);
+  EXPECT_LE(shares.back(), 1);
+  EXPECT_GT(shares.back(), 0.9);
+}
+
 TEST_F(EngineOfTwoRanks, StreamsTheTokensOfARequest) {
   Engine engine(config_);
   const auto stream = engine.submit(request(20, 5)).stream;

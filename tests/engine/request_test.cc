@@ -143,6 +143,7 @@ TEST(CheckRequest, NamesTheFieldAndWhatItTakes) {
               r.max_tokens = -1;
             }),
             "prompt33: max_tokens must be 0 or more: got -1");
+  EXPECT_EQ(with([](Request& r) { r.timeout_us = -1; }), "timeout_us must be 0 (never) or more: got -1");
   EXPECT_EQ(with([](Request& r) { r.min_tokens = 17; }), "min_tokens must be 0 to max_tokens, which is 16: got 17");
   EXPECT_EQ(with([](Request& r) { r.choices = 0; }), "n must be 1 to 128: got 0");
   EXPECT_EQ(with([](Request& r) { r.choices = 129; }), "n must be 1 to 128: got 129");

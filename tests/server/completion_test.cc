@@ -254,5 +254,60 @@ TEST_F(CompletionTest, AnEngineThatFailsEndsStreamsWithAnErrorEvent) {
   EXPECT_EQ(refusal(R"({"prompt":"a"})").status, 503);
 }
 
+TEST_F(CompletionTest, ItsTimeIsPassedOnAndItsEndIsAnErrorThatSaysHowFarItCame) {
+  for (const bool stream : {false, true}) {
+    const auto completion =
+        start(std::string(R"({"prompt":"a","max_tokens":50,"timeout":1.5,"stream":)") + (stream ? "true}" : "false}"));
+    EXPECT_EQ(backend_.last().timeout_us, 1'500'000);
+    backend_.step();
+    backend_.step();
+    backend_.time_out();
+    ASSERT_TRUE(completion->ready());
+    if (stream) {
+      const std::string text = completion->step();
+      EXPECT_THAT(text, HasSubstr("\"text\":\"bc\""));
+      EXPECT_THAT(text, HasSubstr("\"code\":\"deadline_exceeded\""));
+    } else {
+      try {
+        completion->step();
+        ADD_FAILURE() << "no error";
+      } catch (const ApiError& error) {
+        EXPECT_EQ(error.status, 504);
+        EXPECT_EQ(error.code, "deadline_exceeded");
+        EXPECT_THAT(error.what(), HasSubstr("1.5 s"));
+        EXPECT_THAT(error.what(), HasSubstr("2 of at most 50"));
+      }
+    }
+    EXPECT_TRUE(completion->done());
+  }
+}
+
+TEST_F(CompletionTest, AnAbortEndsItWithWhatThereIs) {
+  OpenRequests open;
+  for (const bool stream : {false, true}) {
+    const auto completion =
+        start(std::string(R"({"prompt":"a","max_tokens":50,"n":2,"stream":)") + (stream ? "true}" : "false}"));
+    completion->set_open(open.enter({"id"}, "", completion->engine_ids()));
+    backend_.step();
+    backend_.step();
+    for (const uint64_t id : open.abort("id", "", false)) backend_.cancel(id);
+    ASSERT_TRUE(completion->ready());
+    const std::string text = completion->step();
+    EXPECT_TRUE(completion->done());
+    if (stream) {
+      EXPECT_THAT(text, HasSubstr("\"finish_reason\":\"abort\""));
+      EXPECT_THAT(text, ::testing::EndsWith("data: [DONE]\n\n"));
+    } else {
+      const json answer = json::parse(text);
+      for (const size_t choice : {0u, 1u}) {
+        EXPECT_EQ(answer["choices"][choice]["text"], choice == 0 ? "bc" : "cd");
+        EXPECT_EQ(answer["choices"][choice]["finish_reason"], "abort");
+      }
+      EXPECT_EQ(answer["usage"]["completion_tokens"], 4);
+    }
+  }
+  EXPECT_EQ(open.size(), 0u);
+}
+
 }  // namespace
 }  // namespace weft

@@ -97,6 +97,15 @@ std::string FakeBackend::failure() const {
   return failure_;
 }
 
+void FakeBackend::time_out() {
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [id, live] : live_) end(live, FinishReason::timeout, "");
+    live_.clear();
+  }
+  if (progress_) progress_();
+}
+
 void FakeBackend::fail(const std::string& why) {
   {
     const std::lock_guard lock(mutex_);

@@ -27,6 +27,7 @@ class FakeBackend : public Backend {
 
   const BackendInfo& info() const override { return info_; }
   const EngineMetrics& metrics() const override { return metrics_; }
+  EngineMetrics& edit_metrics() { return metrics_; }
   std::vector<int64_t> tokens_per_rank(int64_t tokens) const override { return {(tokens + 1) / 2, tokens / 2}; }
   Engine::Submitted submit(Request request) override;
   void cancel(uint64_t id) override;
@@ -37,6 +38,8 @@ class FakeBackend : public Backend {
 
   /// One token for every choice that runs.
   void step();
+  /// As if the time of all that runs were over.
+  void time_out();
   /// As if the engine had failed.
   void fail(const std::string& why);
   void set_queue_bound(size_t bound) { bound_ = bound; }

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +26,15 @@ Connection::Connection(int port, int receive_buffer) : socket_(::socket(AF_INET,
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (::connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    ::close(socket_);
+    fail("connect");
+  }
+}
+Connection::Connection(const std::string& path) : socket_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
   if (::connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     ::close(socket_);
     fail("connect");
@@ -92,13 +102,13 @@ std::string http_request(const std::string& method, const std::string& path, con
 
 Answer Client::request(const std::string& method, const std::string& path, const std::string& headers,
                        const std::string& body) {
-  connection_.send(http_request(method, path, headers, body));
+  connection_->send(http_request(method, path, headers, body));
   return read_answer(method == "HEAD");
 }
 
 void Client::read_until(std::string_view text) {
   while (in_.find(text) == std::string::npos) {
-    const std::string more = connection_.receive();
+    const std::string more = connection_->receive();
     if (more.empty()) throw std::runtime_error("the stream ended");
     in_ += more;
   }
@@ -121,7 +131,7 @@ Answer Client::read_answer(bool head_only) {
   if (head_only || out.status == 204) return out;
   const auto need = [&](size_t bytes) {
     while (in_.size() < bytes) {
-      const std::string more = connection_.receive();
+      const std::string more = connection_->receive();
       if (more.empty()) throw std::runtime_error("the answer is cut off");
       in_ += more;
     }
@@ -141,7 +151,7 @@ Answer Client::read_answer(bool head_only) {
       if (size == 0) break;
     }
   } else {
-    out.body = std::exchange(in_, "") + connection_.receive_all();
+    out.body = std::exchange(in_, "") + connection_->receive_all();
   }
   return out;
 }

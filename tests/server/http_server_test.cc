@@ -3,14 +3,19 @@
 #include "server/http_server.h"
 
 #include <gmock/gmock.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "server/fake_backend.h"
 #include "server/http_client.h"
+#include "server/running_server.h"
 
 namespace weft {
 namespace {
@@ -22,47 +27,10 @@ using test::Client;
 using test::Connection;
 using test::FakeBackend;
 using test::http_request;
+using test::Running;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-
-/// A server that runs on its own thread.
-class Running {
- public:
-  explicit Running(HttpConfig config = {}, std::chrono::microseconds pause = 0us, bool open = true)
-      : backend([this] { wake.ring(); }, false, pause),
-        server(with_free_port(config), service, wake),
-        thread_([this] { server.run(); }) {
-    if (open) service.open(backend, tokenizer.get());
-  }
-  ~Running() {
-    server.stop();
-    if (thread_.joinable()) thread_.join();
-  }
-  int port() const { return server.port(); }
-  /// Waits for run() to return.
-  void join() { thread_.join(); }
-  /// Waits until nothing runs in the backend, and no connection is open.
-  void expect_quiet(double connections = 0) {
-    for (int i = 0; i < 500 && (backend.running() > 0 || service.http().connections.value() > connections); ++i)
-      std::this_thread::sleep_for(10ms);
-    EXPECT_EQ(backend.running(), 0u);
-    EXPECT_EQ(service.http().connections.value(), connections);
-  }
-
-  Wake wake;
-  FakeBackend backend;
-  std::unique_ptr<Tokenizer> tokenizer = test::byte_tokenizer();
-  Service service{{.model_names = {"m"}, .api_keys = {}, .allowed_origins = {"*"}, .log_requests = false, .version = "1"}};
-  HttpServer server;
-
- private:
-  static HttpConfig with_free_port(HttpConfig config) {
-    config.port = 0;
-    return config;
-  }
-  std::thread thread_;
-};
 
 std::string completion(const std::string& more) { return R"({"prompt":"a")" + (more.empty() ? "" : "," + more) + "}"; }
 
@@ -300,6 +268,106 @@ TEST(HttpServer, IdsOfClientsAreBoundedAndCannotBreakAHeader) {
   other.send(request);
   const auto id = [](const Answer& answer) { return json::parse(answer.events().front())["id"]; };
   EXPECT_NE(id(client.read_answer()), id(other.read_answer()));
+}
+
+TEST(HttpServer, EveryAnswerHasAnIdAndPassesTheTraceOn) {
+  Running run;
+  Client client(run.port());
+  const std::string first = client.get("/health").headers.at("x-request-id"),
+                    second = client.get("/nothing").headers.at("x-request-id");
+  EXPECT_FALSE(first.empty());
+  EXPECT_NE(first, second);
+  const Answer completion = client.post("/v1/completions", R"({"prompt":"a","max_tokens":1})");
+  EXPECT_EQ(completion.headers.at("x-request-id"), completion.json()["id"]);
+  EXPECT_FALSE(completion.headers.contains("traceparent"));
+  const std::string trace = "4bf92f3577b34da6a3ce929d0e0e4736", parent = "00f067aa0ba902b7";
+  const std::string header = "traceparent: 00-" + trace + "-" + parent + "-01\r\n";
+  for (const std::string path : {"/health", "/v1/models", "/nothing"}) {
+    const std::string passed = client.get(path, header).headers.at("traceparent");
+    EXPECT_EQ(passed.substr(0, 36), "00-" + trace + "-");
+    EXPECT_NE(passed.substr(36, 16), parent) << "a span of our own";
+    EXPECT_EQ(passed.substr(52), "-01");
+  }
+  EXPECT_FALSE(client.get("/health", "traceparent: 00-" + trace + "-" + parent + "-0\r\n").headers.contains("traceparent"));
+  EXPECT_FALSE(client.get("/health", header + header).headers.contains("traceparent")) << "there may be one";
+}
+
+TEST(HttpServer, AnAbortFromElsewhereEndsAStreamInOrder) {
+  Running run({}, 2000us);
+  Client stream(run.port()), other(run.port());
+  stream.send(
+      http_request("POST", "/v1/completions", "X-Request-Id: long\r\n", completion(R"("max_tokens":900,"stream":true)")));
+  stream.read_until("data: ");
+  EXPECT_EQ(other.post("/abort_request", R"({"rid":"long"})").json()["aborted"], 1);
+  const Answer answer = stream.read_answer();
+  EXPECT_EQ(answer.events().back(), "[DONE]");
+  EXPECT_EQ(json::parse(answer.events().at(answer.events().size() - 2))["choices"][0]["finish_reason"], "abort");
+  EXPECT_EQ(stream.get("/health").status, 200) << "the connection goes on";
+  EXPECT_EQ(other.post("/abort_request", R"({"rid":"long"})").json()["aborted"], 0);
+  run.expect_quiet(2);
+}
+
+TEST(HttpServer, HealthGenerateMakesAToken) {
+  Running run;
+  Client client(run.port());
+  EXPECT_EQ(client.get("/health_generate").status, 200);
+  EXPECT_EQ(run.backend.last().max_tokens, 1);
+  const Answer head = client.request("HEAD", "/health_generate", "", "");
+  EXPECT_EQ(head.status, 200);
+  EXPECT_EQ(head.body, "");
+  EXPECT_EQ(client.post("/health_generate", "").status, 405);
+  run.backend.fail("broken");
+  EXPECT_EQ(Client(run.port()).get("/health_generate").status, 503);
+}
+
+TEST(HttpServer, EveryRouteTellsItsMethods) {
+  Running run;
+  Client client(run.port());
+  for (const std::string path : {"/health", "/ready", "/v1/models", "/metrics", "/version", "/v1/load", "/server_info"}) {
+    const Answer whole = client.get(path), head = client.request("HEAD", path, "", ""),
+                 options = client.request("OPTIONS", path, "", "");
+    EXPECT_EQ(head.status, whole.status) << path;
+    EXPECT_EQ(head.headers.at("content-type"), whole.headers.at("content-type")) << path;
+    EXPECT_EQ(options.status, 204);
+    EXPECT_EQ(options.headers.at("allow"), "GET, HEAD, OPTIONS") << path;
+  }
+  for (const std::string path :
+       {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/apply-template", "/abort_request"}) {
+    EXPECT_EQ(client.request("OPTIONS", path, "", "").headers.at("allow"), "POST, OPTIONS") << path;
+    const Answer head = client.request("HEAD", path, "", "");
+    EXPECT_EQ(head.status, 405) << path;
+    EXPECT_EQ(head.headers.at("allow"), "POST, OPTIONS") << path;
+  }
+}
+
+TEST(HttpServer, ListensOnAUnixSocketAndLeavesNoneBehind) {
+  const std::string path = ::testing::TempDir() + "weft_" + std::to_string(::getpid()) + ".sock";
+  {
+    Running run({.unix_socket = path});
+    EXPECT_EQ(run.server.address(), "unix:" + path);
+    Client client(std::make_unique<Connection>(path));
+    EXPECT_EQ(client.get("/health").status, 200);
+    EXPECT_EQ(client.post("/v1/completions", completion(R"("max_tokens":3,"stream":true)")).events().back(), "[DONE]");
+    EXPECT_THROW(Running({.unix_socket = path}), SystemError) << "somebody listens there";
+    EXPECT_EQ(client.get("/health").status, 200);
+  }
+  EXPECT_NE(::access(path.c_str(), F_OK), 0);
+  // What a killed server leaves is no hindrance; a file that is no socket stays.
+  const int left = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  ASSERT_EQ(::bind(left, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ::close(left);
+  {
+    Running run({.unix_socket = path});
+    EXPECT_EQ(Client(std::make_unique<Connection>(path)).get("/health").status, 200);
+  }
+  std::ofstream(path) << "mine";
+  EXPECT_THROW(Running({.unix_socket = path}), SystemError);
+  EXPECT_EQ(std::filesystem::file_size(path), 4u);
+  std::filesystem::remove(path);
+  EXPECT_THROW(Running({.unix_socket = std::string(200, 'x')}), UserError);
 }
 
 TEST(HttpServer, ConnectionsBeyondTheBoundAreToldSo) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 namespace weft {
@@ -121,6 +122,11 @@ const std::map<std::string, std::vector<std::string>> kFields = {
     {"skip_special_tokens", {"true"}},
     {"add_special_tokens", {"true"}},
     {"truncate_prompt_tokens", {"-1", "5"}},
+    {"timings", {"true", "false"}},
+    {"timeout", {"0.001", "5", "86400"}},
+    {"request_timeout", {"0.5", "86400"}},
+    {"request_id", {"\"mine\""}},
+    {"rid", {"\"mine\""}},
 };
 
 TEST(OpenAiRequest, EveryFieldTakesItsOwnTypesAndNullAndNothingElse) {
@@ -159,6 +165,9 @@ TEST(OpenAiRequest, EveryFieldTakesItsOwnTypesAndNullAndNothingElse) {
 
 TEST(OpenAiRequest, ValuesOutOfRangeAreRefusedWithTheRange) {
   const std::vector<std::pair<std::string, std::string>> cases = {{"temperature", "-1"},
+                                                                  {"timeout", "0"},
+                                                                  {"timeout", "-1"},
+                                                                  {"request_timeout", "86401"},
                                                                   {"temperature", "101"},
                                                                   {"top_p", "1.01"},
                                                                   {"top_p", "-0.1"},
@@ -275,6 +284,10 @@ TEST(OpenAiRequest, ValuesArriveWhereTheyBelong) {
   EXPECT_EQ(r.base.prompt_log_probs, 2);
   EXPECT_TRUE(r.echo && r.stream && r.include_usage && r.base.ignore_eos);
   EXPECT_EQ(r.base.cache_salt, "s");
+  EXPECT_EQ(parse(with("timeout", "1.5")).base.timeout_us, 1'500'000);
+  EXPECT_EQ(parse(with("request_timeout", "2, \"timeout\": 5")).base.timeout_us, 2'000'000);
+  EXPECT_EQ(parse(with("timeout", "null")).base.timeout_us, 0);
+  EXPECT_EQ(parse(with("rid", "\"mine\"")).client_id, "mine");
   EXPECT_EQ(parse(with("top_k", "9999999")).base.sampling.top_k, 0) << "as large as the vocabulary is off";
   EXPECT_EQ(parse(with("max_completion_tokens", "9, \"max_tokens\": 5")).base.max_tokens, 9);
   EXPECT_EQ(refusal(R"({"prompt":[1],"stream_options":{"include_usage":true}})").param, "stream_options");
@@ -297,6 +310,37 @@ TEST(OpenAiAnswer, LogProbsAreTheSameNumberInBothPlacesAndFinite) {
   EXPECT_EQ(lp["text_offset"], json::parse("[0,1,2]"));
   EXPECT_TRUE(out["choices"][0]["finish_reason"].is_null());
   EXPECT_FALSE(out.contains("usage"));
+}
+
+TEST(OpenAiAnswer, PlainChunksAreTheSameBytesQuicklyWritten) {
+  const CompletionHead head{.id = "cmpl-\"1", .model = "m\n\xff", .created = 17};
+  for (const std::string text :
+       {"a", " \"quoted\\\" ", "\n\t\x01\x7f", "Gr\xc3\xbc\xc3\x9f\x65", "\xf0\x9f\x98\x80", "\xff\xc3"}) {
+    ChoiceOut choice;
+    choice.index = 3;
+    choice.text = text;
+    if (text == "a") choice.token_ids = {5, 300};
+    ASSERT_TRUE(is_plain_chunk(choice));
+    EXPECT_EQ(plain_chunk_json(chunk_beginning(head, false), choice, false), completion_json(head, {&choice, 1}, nullptr));
+    EXPECT_EQ(plain_chunk_json(chunk_beginning(head, true), choice, true), chat_chunk_json(head, {&choice, 1}, nullptr));
+  }
+  ChoiceOut tokens;
+  tokens.token_ids = {7};
+  ASSERT_TRUE(is_plain_chunk(tokens));
+  EXPECT_EQ(plain_chunk_json(chunk_beginning(head, false), tokens, false), completion_json(head, {&tokens, 1}, nullptr));
+  EXPECT_EQ(plain_chunk_json(chunk_beginning(head, true), tokens, true), chat_chunk_json(head, {&tokens, 1}, nullptr));
+  ChoiceOut other;
+  EXPECT_FALSE(is_plain_chunk(other)) << "nothing";
+  other.text = "a";
+  for (const auto& change : std::vector<std::function<void(ChoiceOut&)>>{
+           [](ChoiceOut& c) { c.begins = true; }, [](ChoiceOut& c) { c.reasoning = "x"; },
+           [](ChoiceOut& c) { c.log_probs.emplace(); }, [](ChoiceOut& c) { c.finish_reason = "stop"; },
+           [](ChoiceOut& c) { c.stop_reason = 5; }, [](ChoiceOut& c) { c.prompt_token_ids.emplace(); },
+           [](ChoiceOut& c) { c.prompt_log_probs.emplace(); }}) {
+    ChoiceOut changed = other;
+    change(changed);
+    EXPECT_FALSE(is_plain_chunk(changed));
+  }
 }
 
 TEST(OpenAiAnswer, ErrorsHaveOpenAisShape) {

@@ -76,7 +76,7 @@ TEST_F(ServiceTest, EverythingButHealthNeedsTheKey) {
 TEST_F(ServiceTest, EveryRouteIsCountedByItsName) {
   for (const char* path : {"/health", "/ready", "/v1/models", "/v1/models/x", "/v1/completions", "/v1/chat/completions",
                            "/tokenize", "/detokenize", "/apply-template", "/reset_prefix_cache", "/metrics", "/version",
-                           "/v1/load", "/load", "/server_info", "/get_server_info"}) {
+                           "/v1/load", "/load", "/server_info", "/get_server_info", "/health_generate", "/abort_request"}) {
     const auto& routes = HttpMetrics::kRoutes;
     EXPECT_NE(std::find(routes.begin(), routes.end(), Service::route(path)), routes.end()) << path;
     EXPECT_NE(Service::route(path), "other") << path;
@@ -93,12 +93,16 @@ TEST_F(ServiceTest, WrongMethodsAndPathsAreToldInOpenAisShape) {
   EXPECT_EQ(service.answer(head("DELETE", "/v1/completions"))->status, 405);
   EXPECT_EQ(service.answer(head("OPTIONS", "/health"))->status, 204);
   EXPECT_EQ(service.answer(head("GET", "/nothing"))->status, 404);
-  for (const char* path :
-       {"/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/score", "/v1/load_lora_adapter", "/v1/audio/transcriptions"}) {
-    const auto missing = service.answer(head("POST", path));
-    EXPECT_EQ(missing->status, 501) << path;
-    EXPECT_THAT(json::parse(missing->body)["error"]["message"].get<std::string>(), HasSubstr(path));
-    EXPECT_EQ(json::parse(missing->body)["error"]["code"], "not_supported");
+  for (const char* path : {"/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/score", "/v1/load_lora_adapter",
+                           "/v1/audio/transcriptions", "/rerank", "/infill", "/sleep", "/generate", "/invocations",
+                           "/v1/responses/resp_1/cancel", "/v1/messages/count_tokens"}) {
+    for (const char* method : {"GET", "POST", "DELETE"}) {
+      const auto missing = service.answer(head(method, path));
+      EXPECT_EQ(missing->status, 501) << path;
+      EXPECT_THAT(path, ::testing::StartsWith(json::parse(missing->body)["error"]["message"].get<std::string>().substr(
+                            0, json::parse(missing->body)["error"]["message"].get<std::string>().find(' '))));
+      EXPECT_EQ(json::parse(missing->body)["error"]["code"], "not_supported");
+    }
   }
 }
 
@@ -149,6 +153,159 @@ TEST_F(ServiceTest, AFullQueueSaysWhenToTryAgain) {
   ASSERT_EQ(refused.now.headers.size(), 1u);
   EXPECT_EQ(refused.now.headers[0].first, "Retry-After");
   EXPECT_GE(std::stoi(refused.now.headers[0].second), 1);
+}
+
+TEST_F(ServiceTest, WhenToTryAgainIsWhatTheQueueTakesAtThePaceSoFar) {
+  Service service(config());
+  service.open(backend_, nullptr);
+  backend_.set_queue_bound(0);
+  EngineMetrics& metrics = backend_.edit_metrics();
+  metrics.waiting.set(30);
+  auto now = std::chrono::steady_clock::time_point(std::chrono::hours(1));
+  const auto seconds = [&] {
+    const auto refused = service.handle(head("POST", "/v1/completions"), R"({"prompt":[1]})");
+    return refused.now.headers.at(0).second;
+  };
+  const auto pass = [&](int ticks, int ended_in_each) {
+    for (int i = 0; i < ticks; ++i) {
+      service.tick(now += std::chrono::milliseconds(100));
+      metrics.finished_length.add(ended_in_each);
+    }
+  };
+  pass(201, 1);  // Ten a second, so thirty in three seconds.
+  EXPECT_EQ(seconds(), "3");
+  metrics.waiting.set(101);
+  EXPECT_EQ(seconds(), "11");
+  pass(600, 0);  // None any more: one in the half minute of memory, as if it were just about to come.
+  EXPECT_EQ(seconds(), "300") << "at most five minutes";
+  metrics.waiting.set(2);
+  EXPECT_NEAR(std::stoi(seconds()), 61, 2) << "as much as a minute for two";
+}
+
+TEST_F(ServiceTest, WhileItLoadsItSaysHowMuchLongerThatTakes) {
+  Service service(config());
+  const auto wait = [&] {
+    const auto answer = service.answer(head("POST", "/v1/completions"));
+    EXPECT_EQ(answer->status, 503);
+    EXPECT_EQ(json::parse(answer->body)["error"]["code"], "loading");
+    return std::stoi(answer->headers.at(0).second);
+  };
+  EXPECT_EQ(wait(), 5) << "nothing is known yet";
+  // A quarter in ten seconds; of those hardly any has passed on the clock that answers.
+  service.loaded(0.25, std::chrono::steady_clock::now() + std::chrono::seconds(10));
+  EXPECT_NEAR(wait(), 40, 2);
+  EXPECT_EQ(json::parse(service.answer(head("GET", "/ready"))->body)["status"], "loading");
+}
+
+TEST_F(ServiceTest, ARequestIsAbortedByItsIdOrTheClientsButOnlyByWhoMayDoSo) {
+  Service::Config with_keys = config();
+  with_keys.api_keys = {"one", "two"};
+  with_keys.admin_keys = {"root"};
+  Service service(with_keys);
+  service.open(backend_, nullptr);
+  const auto submit = [&](const char* more = "") {
+    HttpHead ask = head("POST", "/v1/completions", "Bearer one");
+    ask.request_id = "mine";
+    auto reply = service.handle(ask, std::string(R"({"prompt":[1],"max_tokens":100)") + more + "}");
+    EXPECT_NE(reply.later, nullptr) << reply.now.body;
+    return std::move(reply.later);
+  };
+  const auto aborted = [&](const std::string& body, const std::string& key) {
+    const auto reply = service.handle(head("POST", "/abort_request", key), body);
+    return reply.now.status == 200 ? json::parse(reply.now.body)["aborted"].get<int>() : -reply.now.status;
+  };
+  auto first = submit(), second = submit(R"(,"rid":"third name")");
+  EXPECT_EQ(aborted(R"({"rid":"mine"})", "Bearer two"), 0) << "another key's";
+  EXPECT_EQ(aborted(R"({"rid":"unknown"})", "Bearer one"), 0);
+  EXPECT_EQ(aborted(R"({"rid":"third name"})", "bearer one"), 1);
+  EXPECT_EQ(json::parse(second->step())["choices"][0]["finish_reason"], "abort");
+  EXPECT_EQ(aborted("{\"rid\":\"" + first->id() + "\"}", "Bearer root"), 1);
+  EXPECT_EQ(json::parse(first->step())["choices"][0]["finish_reason"], "abort");
+  first.reset();
+  second.reset();
+  EXPECT_EQ(aborted(R"({"rid":"mine"})", "Bearer one"), 0) << "over";
+  auto third = submit(), fourth = submit();
+  EXPECT_EQ(aborted(R"({"abort_all":true})", "Bearer one"), -401);
+  EXPECT_EQ(aborted(R"({"abort_all":true})", "Bearer root"), 2);
+  EXPECT_EQ(backend_.running(), 0u);
+  for (const char* body : {"{}", R"({"rid":5})", R"({"rid":[1]})", R"({"abort_all":"yes"})", "", "[]"})
+    EXPECT_EQ(aborted(body, "Bearer one"), -400) << body;
+  Service open(config());
+  open.open(backend_, nullptr);
+  EXPECT_EQ(open.handle(head("POST", "/abort_request"), R"({"abort_all":true})").now.status, 403);
+}
+
+TEST_F(ServiceTest, ATokenIsMadeToSeeWhetherTokensCome) {
+  Service service(config());
+  service.open(backend_, nullptr);
+  EXPECT_FALSE(service.answer(head("GET", "/health_generate"))) << "it takes a while";
+  auto reply = service.handle(head("GET", "/health_generate"), "");
+  ASSERT_NE(reply.later, nullptr);
+  EXPECT_EQ(backend_.last().max_tokens, 1);
+  EXPECT_EQ(backend_.last().timeout_us, 20'000'000);
+  backend_.step();
+  ASSERT_TRUE(reply.later->ready());
+  EXPECT_EQ(json::parse(reply.later->step())["usage"]["completion_tokens"], 1);
+  service.begin_drain();
+  EXPECT_EQ(service.answer(head("GET", "/health_generate"))->status, 503);
+}
+
+TEST_F(ServiceTest, ARequestMayAskForLessTimeThanTheServerGivesButNotForMore) {
+  Service::Config limited = config();
+  limited.request_timeout = std::chrono::seconds(10);
+  Service service(limited);
+  service.open(backend_, nullptr);
+  const auto given = [&](const std::string& field) {
+    const auto reply = service.handle(head("POST", "/v1/completions"), R"({"prompt":[1])" + field + "}");
+    EXPECT_NE(reply.later, nullptr);
+    return backend_.last().timeout_us;
+  };
+  EXPECT_EQ(given(""), 10'000'000);
+  EXPECT_EQ(given(R"(,"timeout":3)"), 3'000'000);
+  EXPECT_EQ(given(R"(,"timeout":30)"), 10'000'000);
+}
+
+TEST_F(ServiceTest, UnknownFieldsAreRefusedWhereThatIsWanted) {
+  const std::string body = R"({"prompt":[1],"temprature":0})";
+  Service lenient(config());
+  lenient.open(backend_, nullptr);
+  EXPECT_NE(lenient.handle(head("POST", "/v1/completions"), body).later, nullptr);
+  Service::Config strict = config();
+  strict.strict_fields = true;
+  Service service(strict);
+  service.open(backend_, nullptr);
+  const auto refused = service.handle(head("POST", "/v1/completions"), body);
+  EXPECT_EQ(refused.now.status, 400);
+  EXPECT_EQ(json::parse(refused.now.body)["error"]["param"], "temprature");
+}
+
+TEST_F(ServiceTest, BodiesAreNestedAsDeepAsTheConfigSays) {
+  Service::Config shallow = config();
+  shallow.max_json_depth = 4;
+  Service service(shallow);
+  service.open(backend_, nullptr);
+  const auto status = [&](int depth) {
+    const std::string body = R"({"prompt":[1],"metadata":)" + std::string(static_cast<size_t>(depth), '[') +
+                             std::string(static_cast<size_t>(depth), ']') + "}";
+    const auto reply = service.handle(head("POST", "/v1/completions"), body);
+    return reply.later == nullptr ? reply.now.status : 200;
+  };
+  EXPECT_EQ(status(3), 200);
+  EXPECT_EQ(status(4), 400);
+}
+
+TEST_F(ServiceTest, WhichRequestsGetALineInTheLog) {
+  Service service(config());
+  EXPECT_TRUE(service.logs("/v1/completions", 200));
+  EXPECT_FALSE(service.logs("/health", 200));
+  EXPECT_FALSE(service.logs("/metrics", 200));
+  EXPECT_TRUE(service.logs("/health", 503)) << "what is not well is told";
+  Service::Config quiet = config();
+  quiet.quiet_routes = {"/v1/models"};
+  EXPECT_TRUE(Service(quiet).logs("/health", 200));
+  EXPECT_FALSE(Service(quiet).logs("/v1/models/x", 200));
+  quiet.log_requests = false;
+  EXPECT_FALSE(Service(quiet).logs("/v1/completions", 500));
 }
 
 }  // namespace

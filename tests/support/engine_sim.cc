@@ -151,6 +151,7 @@ Request make_request(Gen& gen, PromptMaker& prompts, const SimScript& script) {
   if (gen.chance(0.2)) request.log_probs = static_cast<int>(gen.in(0, 3));
   if (gen.chance(0.1)) request.prompt_log_probs = static_cast<int>(gen.in(0, 3));
   if (gen.chance(0.3)) request.cache_salt = gen.pick<std::string>({"a", "b"});
+  if (gen.chance(0.05)) request.timeout_us = gen.in(1, 200'000);
   return request;
 }
 
@@ -408,6 +409,7 @@ class Simulation {
     const RequestStream& stream = *run_.streams[index];
     if (!stream.done()) return wrong(name, "has not ended");
     const bool may_break_off = sim.cancelled || failed_;
+    const int64_t lasted_us = stream.times().finished - stream.times().submitted;
     std::vector<size_t> seen(static_cast<size_t>(sim.request.choices));
     std::vector<bool> ended(seen.size());
     size_t number = 0;
@@ -419,6 +421,10 @@ class Simulation {
       if (event.finish == FinishReason::abort || event.finish == FinishReason::error) {
         if (!may_break_off || event.token != -1) wrong(name, "is broken off");
         if ((event.finish == FinishReason::error) != (!stream.error().empty())) wrong(name, "an error without a reason");
+        continue;
+      }
+      if (event.finish == FinishReason::timeout) {
+        if (sim.request.timeout_us == 0 || lasted_us < sim.request.timeout_us || event.token != -1) wrong(name, "is not late");
         continue;
       }
       if (sim.answers.empty()) continue;
@@ -486,7 +492,7 @@ class Simulation {
     for (size_t i = 0; i < script_.requests.size(); ++i)
       if (run_.streams[i]) choices += script_.requests[i].request.choices;
     const int64_t ended = metrics_.finished_stop.value() + metrics_.finished_length.value() + metrics_.finished_abort.value() +
-                          metrics_.finished_error.value();
+                          metrics_.finished_timeout.value() + metrics_.finished_error.value();
     if (ended != choices) wrong(std::to_string(ended), " choices ended of ", std::to_string(choices));
   }
 
