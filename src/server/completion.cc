@@ -391,7 +391,7 @@ std::optional<ApiError> Completion::error() const {
             504,
             fmt::format("the time of the request is over: {} s (request_timeout, --request-timeout); {} of at most {} "
                         "tokens were generated",
-                        static_cast<double>(request_.base.timeout_us) * 1e-6, completion_tokens(), request_.base.max_tokens),
+                        static_cast<double>(request_.base.timeout_us) / 1e6, completion_tokens(), request_.base.max_tokens),
             {}, "deadline_exceeded");
       if (choice.finish == FinishReason::error)
         return ApiError(500, "the engine has failed" + (prompt.stream->done() ? ": " + prompt.stream->error() : ""), {},

@@ -87,13 +87,17 @@ void read_stops(BodyFields& fields, const ApiLimits& limits, CompletionRequest& 
 /// Without max_tokens an answer may have `fallback` tokens, or what fits.
 void read_lengths(BodyFields& fields, int64_t fallback, CompletionRequest& out) {
   auto max_tokens = fields.integer("max_tokens", 0, kMaxTokens);
-  if (const auto newer = fields.integer("max_completion_tokens", 0, kMaxTokens)) max_tokens = newer;
+  const char* name = "max_tokens";
+  if (const auto newer = fields.integer("max_completion_tokens", 0, kMaxTokens)) {
+    max_tokens = newer;
+    name = "max_completion_tokens";
+  }
   out.max_tokens_given = max_tokens.has_value();
   out.base.max_tokens = max_tokens.value_or(fallback);
-  if (out.base.max_tokens == 0 && !out.echo) refuse_field("max_tokens", "at least 1, or 0 with echo", "0");
+  if (out.base.max_tokens == 0 && !out.echo) refuse_field(name, "at least 1, or 0 with echo", "0");
   out.base.min_tokens = fields.integer("min_tokens", 0, kMaxTokens).value_or(0);
   if (out.base.min_tokens > out.base.max_tokens)
-    refuse_field("min_tokens", fmt::format("at most max_tokens, which is {}", out.base.max_tokens),
+    refuse_field("min_tokens", fmt::format("at most {}, which is {}", name, out.base.max_tokens),
                  std::to_string(out.base.min_tokens));
   out.truncate_prompt = fields.integer("truncate_prompt_tokens", -1, kMaxTokens).value_or(0);
 }

@@ -353,8 +353,8 @@ TEST(Serve, SpeaksTlsAndOnAUnixSocket) {
 
 TEST(Serve, ARequestWhoseTimeIsOverIsAnsweredSoAndGivesItsBlocksBack) {
   const ServedModel server(WEFT_BINARY, kModel, with({"--request-timeout", "60"}));
-  Client client = server.client();
   for (const bool stream : {false, true}) {
+    Client client = server.client();
     json body = request(prompt(1, 100), 500, stream);
     body["timeout"] = 0.05;
     const Answer answer = client.post("/v1/completions", body.dump());
@@ -368,7 +368,7 @@ TEST(Serve, ARequestWhoseTimeIsOverIsAnsweredSoAndGivesItsBlocksBack) {
     EXPECT_EQ(client.get("/health").status, 200) << "the connection goes on";
   }
   EXPECT_TRUE(server.becomes_quiet());
-  EXPECT_THAT(client.get("/metrics").body, HasSubstr("finished_reason=\"timeout\"} 2"));
+  EXPECT_THAT(server.client().get("/metrics").body, HasSubstr("finished_reason=\"timeout\"} 2"));
 }
 
 TEST(Serve, LogsInJsonWithAnIdInEveryLineAboutARequest) {

@@ -182,6 +182,7 @@ TEST(OpenAiRequest, ValuesOutOfRangeAreRefusedWithTheRange) {
                                                                   {"prompt_logprobs", "21"},
                                                                   {"max_tokens", "-1"},
                                                                   {"max_tokens", "0"},
+                                                                  {"max_completion_tokens", "0"},
                                                                   {"max_tokens", "4294967296"},
                                                                   {"min_tokens", "17"},
                                                                   {"top_k", "-2"},
