@@ -71,14 +71,17 @@ void FakeBackend::end(Live& live, FinishReason reason, const std::string& error)
 }
 
 void FakeBackend::cancel(uint64_t id) {
-  const std::lock_guard lock(mutex_);
-  const auto it = live_.find(id);
-  if (it == live_.end()) return;
-  end(it->second, FinishReason::abort, "");
-  live_.erase(it);
-  ++cancelled_;
-  metrics_.running.set(static_cast<double>(live_.size()));
-  changed_.notify_all();
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = live_.find(id);
+    if (it == live_.end()) return;
+    end(it->second, FinishReason::abort, "");
+    live_.erase(it);
+    ++cancelled_;
+    metrics_.running.set(static_cast<double>(live_.size()));
+    changed_.notify_all();
+  }
+  if (progress_) progress_();
 }
 
 bool FakeBackend::drain(int64_t timeout_ms) {
