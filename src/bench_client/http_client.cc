@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <boost/asio/connect.hpp>
-#include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/ssl/host_name_verification.hpp>
+#include <boost/asio/ssl/stream.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/buffer_body.hpp>
 #include <boost/beast/http/parser.hpp>
@@ -29,19 +30,24 @@ using boost::system::error_code;
 constexpr size_t kReadBytes = 8 << 10;  // twice a connection, of which there may be thousands
 constexpr uint32_t kMaxHeaderBytes = 1 << 20;
 
+/// The connection ended where it should not.
+bool is_cut(error_code error) {
+  return error == asio::error::connection_reset || error == asio::error::eof || error == asio::ssl::error::stream_truncated;
+}
+
 }  // namespace
 
 ServerAddress ServerAddress::parse(const std::string& url) {
-  constexpr std::string_view kScheme = "http://";
+  const bool tls = url.starts_with("https://");
+  const std::string_view scheme = tls ? "https://" : "http://";
   const auto refuse = [&](const char* why) {
-    throw UserError("the server's address must be http://HOST, http://HOST:PORT or that with a path: {}, got {}", why,
-                    url.substr(0, 200));
+    throw UserError("the server's address must be http://HOST or https://HOST, with a port and a path if need be: {}, got {}",
+                    why, url.substr(0, 200));
   };
-  if (url.starts_with("https://")) refuse("this client does not speak TLS; ask the server behind its proxy");
-  if (!url.starts_with(kScheme)) refuse("it does not begin with http://");
-  const size_t path = std::min(url.find('/', kScheme.size()), url.size());
-  const std::string authority = url.substr(kScheme.size(), path - kScheme.size());
-  ServerAddress out{.host = authority, .port = "80", .prefix = url.substr(path)};
+  if (!url.starts_with(scheme)) refuse("it does not begin so");
+  const size_t path = std::min(url.find('/', scheme.size()), url.size());
+  const std::string authority = url.substr(scheme.size(), path - scheme.size());
+  ServerAddress out{.tls = tls, .host = authority, .port = tls ? "443" : "80", .prefix = url.substr(path)};
   while (out.prefix.ends_with('/')) out.prefix.pop_back();
   const size_t bracket = authority.find(']');
   const size_t colon = authority.find(':', bracket == std::string::npos ? 0 : bracket);
@@ -62,7 +68,11 @@ ServerAddress ServerAddress::parse(const std::string& url) {
 std::string ServerAddress::host_header() const {
   return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + port;
 }
-std::string ServerAddress::url() const { return "http://" + host_header() + prefix; }
+std::string ServerAddress::url() const { return (tls ? "https://" : "http://") + host_header() + prefix; }
+
+struct HttpClient::Tls {
+  asio::ssl::context context{asio::ssl::context::tls_client};
+};
 
 /// One connection, which carries one request after the other.
 class HttpClient::Connection : public std::enable_shared_from_this<Connection> {
@@ -77,7 +87,7 @@ class HttpClient::Connection : public std::enable_shared_from_this<Connection> {
     request_.body() = std::move(request.body);
     request_.prepare_payload();
     handlers_ = std::move(handlers);
-    reused_ = socket_.is_open();
+    reused_ = socket().is_open();
     if (reused_) return write();
     connect();
   }
@@ -85,42 +95,67 @@ class HttpClient::Connection : public std::enable_shared_from_this<Connection> {
   void close() {
     client_ = nullptr;
     error_code ignored;
-    socket_.close(ignored);
+    socket().close(ignored);
   }
 
  private:
+  tcp::socket& socket() { return tls_ ? tls_->next_layer() : socket_; }
+  template <typename Action>
+  void with_stream(Action action) {
+    if (tls_) {
+      action(*tls_);
+    } else {
+      action(socket_);
+    }
+  }
+
   void connect() {
-    asio::async_connect(socket_, client_->endpoints_,
+    if (client_->tls_ != nullptr) tls_.emplace(client_->io_, client_->tls_->context);
+    asio::async_connect(socket(), client_->endpoints_,
                         [self = shared_from_this()](error_code error, const tcp::endpoint&) { self->on_connect(error); });
   }
   void on_connect(error_code error) {
     if (client_ == nullptr) return;
     if (error) return end("cannot connect: " + error.message());
     error_code ignored;
-    socket_.set_option(tcp::no_delay(true), ignored);
+    socket().set_option(tcp::no_delay(true), ignored);
+    if (!tls_) return write();
+    const std::string& host = client_->server_.host;
+    ::SSL_set_tlsext_host_name(tls_->native_handle(), host.c_str());
+    if (!client_->server_.insecure) tls_->set_verify_callback(asio::ssl::host_name_verification(host));
+    tls_->async_handshake(asio::ssl::stream_base::client,
+                          [self = shared_from_this()](error_code handshake_error) { self->on_handshake(handshake_error); });
+  }
+  void on_handshake(error_code error) {
+    if (client_ == nullptr) return;
+    if (error) return end("no TLS: " + error.message());
     write();
   }
   void write() {
     parser_.emplace();
     parser_->header_limit(kMaxHeaderBytes);
     parser_->body_limit(std::numeric_limits<uint64_t>::max());
-    http::async_write(socket_, request_, [self = shared_from_this()](error_code error, size_t) { self->on_written(error); });
+    with_stream([this](auto& stream) {
+      http::async_write(stream, request_, [self = shared_from_this()](error_code error, size_t) { self->on_written(error); });
+    });
   }
   void on_written(error_code error) {
     if (client_ == nullptr) return;
     // A server may answer, e.g. 413, before it has read everything: see what it says.
     if (error && reused_) return again();
     write_error_ = error;
-    http::async_read_header(socket_, in_, *parser_, [self = shared_from_this()](error_code read_error, size_t bytes) {
-      self->on_head(read_error, bytes);
+    with_stream([this](auto& stream) {
+      http::async_read_header(stream, in_, *parser_,
+                              [self = shared_from_this()](error_code read_error, size_t) { self->on_head(read_error); });
     });
   }
-  void on_head(error_code error, size_t) {
+  void on_head(error_code error) {
     if (client_ == nullptr) return;
     if (error) {
       if (reused_ && !parser_->got_some()) return again();
       if (write_error_) error = write_error_;
-      return end(error == http::error::end_of_stream ? "the server closed the connection without an answer" : error.message());
+      return end(error == http::error::end_of_stream || is_cut(error) ? "the server closed the connection without an answer"
+                                                                      : error.message());
     }
     handlers_.head(static_cast<int>(parser_->get().result_int()));
     read_body();
@@ -129,7 +164,7 @@ class HttpClient::Connection : public std::enable_shared_from_this<Connection> {
   void again() {
     reused_ = false;
     error_code ignored;
-    socket_.close(ignored);
+    socket().close(ignored);
     in_.clear();
     connect();
   }
@@ -140,8 +175,10 @@ class HttpClient::Connection : public std::enable_shared_from_this<Connection> {
     // token as late as the one after it.
     parser_->eager(false);
     parser_->get().body() = {.data = bytes_.data(), .size = bytes_.size(), .more = true};
-    http::async_read_some(socket_, in_, *parser_,
-                          [self = shared_from_this()](error_code error, size_t) { self->on_body(error); });
+    with_stream([this](auto& stream) {
+      http::async_read_some(stream, in_, *parser_,
+                            [self = shared_from_this()](error_code error, size_t) { self->on_body(error); });
+    });
   }
   void on_body(error_code error) {
     if (client_ == nullptr) return;
@@ -149,7 +186,7 @@ class HttpClient::Connection : public std::enable_shared_from_this<Connection> {
     if (got > 0) handlers_.body({bytes_.data(), got});
     if (client_ == nullptr) return;
     if (error && error != http::error::need_buffer)
-      return end(error == http::error::partial_message || error == asio::error::connection_reset
+      return end(error == http::error::partial_message || is_cut(error)
                      ? "the server closed the connection in the middle of the answer"
                      : error.message());
     read_body();
@@ -170,6 +207,7 @@ class HttpClient::Connection : public std::enable_shared_from_this<Connection> {
 
   HttpClient* client_;  ///< null once closed
   tcp::socket socket_;
+  std::optional<asio::ssl::stream<tcp::socket>> tls_;  ///< instead of it, where the server wants that
   http::request<http::string_body> request_;
   HttpHandlers handlers_;
   bool reused_ = false;
@@ -183,6 +221,10 @@ HttpClient::HttpClient(asio::io_context& io, const ServerAddress& server) : io_(
   error_code error;
   endpoints_ = tcp::resolver(io).resolve(server.host, server.port, error);
   if (error) throw UserError("no such host: {}, at {}", error.message(), server.url());
+  if (!server.tls) return;
+  tls_ = std::make_unique<Tls>();
+  tls_->context.set_default_verify_paths(error);
+  tls_->context.set_verify_mode(server.insecure ? asio::ssl::verify_none : asio::ssl::verify_peer);
 }
 HttpClient::~HttpClient() { close(); }
 

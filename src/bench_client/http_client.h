@@ -12,13 +12,15 @@
 
 namespace weft::bench {
 
-/// Where a server is: http://HOST:PORT and what every path begins with.
+/// Where a server is: http://HOST:PORT or https://HOST:PORT, and what every path begins with.
 struct ServerAddress {
+  bool tls = false;
   std::string host = "127.0.0.1";  ///< an IPv6 address without brackets
   std::string port = "8000";
   std::string prefix = {};  ///< "" or "/api"
+  bool insecure = false;    ///< whatever certificate it has will do
 
-  /// Reads http://HOST[:PORT][/PREFIX]. Throws UserError.
+  /// Reads http://HOST[:PORT][/PREFIX], or https. Throws UserError.
   static ServerAddress parse(const std::string& url);
   /// "http://[::1]:8000/api".
   std::string url() const;
@@ -42,7 +44,8 @@ struct HttpHandlers {
   std::function<void(std::string error)> end;  ///< "" where the answer is complete
 };
 
-/// HTTP/1.1 requests to one server, any number at once, over connections that are kept for the next request.
+/// HTTP/1.1 requests to one server, any number at once, over connections that are kept for the next request. With TLS the
+/// server's certificate is checked against those that the system trusts.
 ///
 /// Thread: that of the io_context, which must outlive it.
 class HttpClient {
@@ -59,9 +62,11 @@ class HttpClient {
  private:
   class Connection;
   friend class Connection;
+  struct Tls;
 
   boost::asio::io_context& io_;
   const ServerAddress server_;
+  std::unique_ptr<Tls> tls_;  ///< null without
   boost::asio::ip::tcp::resolver::results_type endpoints_;
   std::unordered_set<std::shared_ptr<Connection>> busy_;
   std::vector<std::shared_ptr<Connection>> idle_;  ///< the last one was used last

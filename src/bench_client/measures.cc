@@ -55,6 +55,7 @@ int64_t peak_concurrency(std::span<const Record> records) {
   return peak;
 }
 
+/// Where a server does not tell how many tokens are in which chunk, an answer's chunks count alike.
 double peak_output_throughput(std::span<const Record> records) {
   double begin = 0, end = 0;
   bool any = false;
@@ -65,17 +66,19 @@ double peak_output_throughput(std::span<const Record> records) {
     any = true;
   }
   if (!any) return 0;
-  std::vector<int64_t> seconds(static_cast<size_t>(end - begin) + 2);
+  std::vector<double> seconds(static_cast<size_t>(end - begin) + 2);
   for (const Record& record : records) {
     if (!record.answered()) continue;
+    const int64_t counted = std::accumulate(record.chunk_tokens.begin(), record.chunk_tokens.end(), int64_t{0});
+    const double weight = counted == 0 ? 0 : static_cast<double>(record.output_tokens) / static_cast<double>(counted);
     double time = record.start_s + record.ttft_s - begin;
     for (size_t chunk = 0; chunk < record.chunk_tokens.size(); ++chunk) {
       if (chunk > 0) time += record.itls_s[chunk - 1];
       // Sums of intervals may end a little after the end.
-      seconds[std::min(static_cast<size_t>(time), seconds.size() - 1)] += record.chunk_tokens[chunk];
+      seconds[std::min(static_cast<size_t>(time), seconds.size() - 1)] += weight * record.chunk_tokens[chunk];
     }
   }
-  return static_cast<double>(*std::max_element(seconds.begin(), seconds.end()));
+  return *std::max_element(seconds.begin(), seconds.end());
 }
 
 }  // namespace

@@ -9,7 +9,8 @@ Options server_options() {
   return {
       {.name = "backend", .value = "NAME", .help = "openai or vllm: completions; openai-chat: chats. openai if not given."},
       {.name = "endpoint-type", .value = "NAME", .help = "The same, as older versions of vLLM spell it."},
-      {.name = "base-url", .value = "URL", .help = "Of the server, instead of --host and --port: http://HOST:PORT."},
+      {.name = "base-url", .value = "URL", .help = "Of the server, instead of --host and --port: http://HOST:PORT, or https."},
+      {.name = "insecure", .value = "", .help = "Take any certificate of an https server."},
       {.name = "host", .value = "ADDRESS", .help = "127.0.0.1 if not given."},
       {.name = "port", .value = "N", .help = "8000 if not given."},
       {.name = "endpoint", .value = "PATH", .help = "/v1/completions, or /v1/chat/completions with openai-chat, if not given."},

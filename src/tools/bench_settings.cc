@@ -41,6 +41,7 @@ BenchSettings::Server server_settings(const Invocation& in, const Environment& e
     out.address.host = text_option(in, "host").value_or(out.address.host);
     if (const auto port = whole_option(in, "port", 1, 65535)) out.address.port = std::to_string(*port);
   }
+  out.address.insecure = in.has("insecure");
   const std::vector<std::string> backends = {"openai", "openai-chat", "vllm"};
   out.backend = one_of(in, in.has("endpoint-type") && !in.has("backend") ? "endpoint-type" : "backend", backends);
   const bool chat = out.backend == "openai-chat";

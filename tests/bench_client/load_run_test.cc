@@ -238,9 +238,10 @@ TEST(ServerAddress, IsReadFromItsUrl) {
   EXPECT_EQ(read("http://host:8000/"), "http://host:8000");
   EXPECT_EQ(read("http://10.0.0.1:1/api/x/"), "http://10.0.0.1:1/api/x");
   EXPECT_EQ(read("http://[::1]:8000/v"), "http://[::1]:8000/v");
+  EXPECT_EQ(read("https://host/v"), "https://host:443/v");
   EXPECT_EQ(ServerAddress::parse("http://[::1]").host, "::1");
-  for (const char* url : {"", "host:8000", "https://host", "http://", "http://host:", "http://host:0", "http://host:99999",
-                          "http://host:8x", "http://a b", "http://[::1"})
+  for (const char* url : {"", "host:8000", "ftp://host", "http://", "https://", "http://host:", "http://host:0",
+                          "http://host:99999", "http://host:8x", "http://a b", "http://[::1"})
     EXPECT_THAT(weft::test::user_error([&] { ServerAddress::parse(url); }), HasSubstr("http://HOST")) << url;
 }
 

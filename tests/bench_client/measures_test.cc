@@ -99,6 +99,8 @@ TEST(Measures, ChunksOfSeveralTokensCountAsMany) {
   record.chunk_tokens = {4, 3};
   record.output_tokens = 7;
   EXPECT_DOUBLE_EQ(figures({record}, 1).peak_output_throughput, 7);
+  record.chunk_tokens = {1, 1};  // The server told the sum only.
+  EXPECT_DOUBLE_EQ(figures({record}, 1).peak_output_throughput, 7);
 }
 
 TEST(Measures, WaitingInTheClientIsToldApart) {

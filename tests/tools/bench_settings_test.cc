@@ -112,7 +112,7 @@ TEST(BenchSettings, AModelThatIsAFolderGivesTheTokenizer) {
 TEST(BenchSettings, WhatCannotBeIsRefused) {
   for (const auto& [arguments, reason] : std::vector<std::pair<Arguments, std::string>>{
            {{"--backend", "tgi"}, "--backend must be one of openai, openai-chat, vllm"},
-           {{"--base-url", "https://h"}, "TLS"},
+           {{"--base-url", "ftp://h"}, "https://HOST"},
            {{"--base-url", "http://h", "--port", "1"}, "exclude"},
            {{"--backend", "openai-chat", "--endpoint", "/v1/completions"}, "--endpoint"},
            {{"--endpoint", "/v1/chat/completions"}, "openai-chat"},
