@@ -164,10 +164,20 @@ TEST_F(MetricsOfAServer, CountersNeverDecreaseThroughAbortsRefusalsAndPreemption
   over = true;
   for (std::thread& thread : threads) thread.join();
   ASSERT_TRUE(server_->becomes_quiet());
+  {
+    // One of which it is certain that it leaves half way, whatever came of those above.
+    Client client = server_->client();
+    json body = request(prompt(5, 20), 600);
+    body["stream"] = true;
+    client.send(http_request("POST", "/v1/completions", "", body.dump()));
+    client.read_until("data: ");
+  }
+  EXPECT_EQ(post(request(prompt(5, 20), 1000)).status, 400);
+  ASSERT_TRUE(server_->becomes_quiet());
   const PrometheusText last = metrics();
   EXPECT_THAT(last.decreased_since(before), IsEmpty());
   EXPECT_GT(last.value("vllm:request_success_total", {{"finished_reason", "abort"}}), 0);
-  EXPECT_GT(last.value("weft_requests_refused_total", {{"reason", "invalid"}}), 0);
+  EXPECT_GT(last.value("weft_requests_refused_total", {{"reason", "never_fits"}}), 0);
   EXPECT_EQ(last.value("weft_kv_rank_tokens"), 0);
   EXPECT_EQ(last.value("weft_queue_requests") + last.value("weft_queue_tokens"), 0);
   EXPECT_EQ(last.value("vllm:prompt_tokens_total"), last.value("vllm:prompt_tokens_by_source_total"));
