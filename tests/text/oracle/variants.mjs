@@ -71,8 +71,10 @@ export function* markedVariants(large) {
   }
   yield ['metaspace_nfc', {...whole, normalizer: {type: 'NFC'}, pre_tokenizer: sequence(metaspace({prepend_scheme: 'first', split: false}))}];
   yield ['marks_split', {...large, pre_tokenizer: sequence({type: 'Digits', individual_digits: true}, split({String: 'e'}, 'MergedWithPrevious'))}];
-  yield ['marks_added', {...large, added_tokens: [...large.added_tokens, ...[['<left>', {lstrip: true}], ['<right>', {rstrip: true}], ['word', {single_word: true}],
-    ['<norm>', {normalized: true}], ['the', {normalized: true}], [`${mark}${mark}`, {}], ['<<', {special: true}]].map(([content, more], i) =>
-    ({id: large.model.vocab[content] ?? 32000 + i, content, ...flags, ...more}))]}];
+  let next = Object.keys(large.model.vocab).length;
+  const added = [['<left>', {lstrip: true}], ['<right>', {rstrip: true}], ['word', {single_word: true}], ['<norm>', {normalized: true}],
+    ['the', {normalized: true}], [`${mark}${mark}`, {}], ['<<', {special: true}]].map(([content, more]) =>
+    ({id: large.model.vocab[content] ?? next++, content, ...flags, ...more}));
+  yield ['marks_added', {...large, added_tokens: [...large.added_tokens, ...added]}];
   yield ['marks_ignore_merges', {...large, model: {...large.model, ignore_merges: true}}];
 }
