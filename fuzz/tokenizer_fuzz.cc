@@ -31,6 +31,14 @@ const Tokenizer& faithful() {
   return *one;
 }
 
+/// The same with spaces as marks, and bytes of what is no character of the vocabulary.
+const Tokenizer& faithful_marks() {
+  const std::string mark = weft::test::kMark;
+  static const auto one = weft::test::tokenizer_of(weft::test::marked_tokenizer_json(
+      {"a", "b", "\n"}, {{"a", "b"}, {mark, "ab"}, {mark, mark}, {"b", mark}, {"\n", "\n"}, {"ab", "ab"}}));
+  return *one;
+}
+
 std::string streamed(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, const weft::DetokenizerOptions& options) {
   weft::Detokenizer detokenizer(tokenizer, options);
   std::string text;
@@ -49,13 +57,17 @@ std::vector<int32_t> check(const Tokenizer& tokenizer, std::string_view text) {
   for (const int32_t id : ids) {
     if (id < 0 || id >= tokenizer.vocab_size()) std::abort();
   }
-  if (streamed(tokenizer, ids, {.skip_special = false}) != tokenizer.decode(ids, false)) std::abort();
+  if (streamed(tokenizer, ids, {.skip_special = false}) != tokenizer.decode_further(ids, false)) std::abort();
   return ids;
 }
 
 void check_faithful(std::string_view text, std::string_view stop) {
   const std::vector<int32_t> ids = check(faithful(), text);
   if (faithful().decode(ids, false) != text) std::abort();
+  // The mark itself comes back as a space.
+  if (text.find(weft::test::kMark) == text.npos && text.find('<') == text.npos &&
+      faithful_marks().decode(check(faithful_marks(), text), false) != text)
+    std::abort();
   if (stop.empty()) return;
   const std::string cut = streamed(faithful(), ids, {.skip_special = false, .stops = {std::string(stop)}});
   if (cut != text.substr(0, text.find(stop))) std::abort();

@@ -59,6 +59,10 @@ EngineLoop::Options loop_options(const ModelConfig& model, const EngineConfig& c
   options.max_model_len = resolved.sizes.max_model_len;
   options.vocab = static_cast<int32_t>(model.vocab);
   options.end_tokens = model.eos_ids;
+  for (const int32_t id : config.end_tokens) {
+    if (std::find(options.end_tokens.begin(), options.end_tokens.end(), id) == options.end_tokens.end())
+      options.end_tokens.push_back(id);
+  }
   options.prefix_caching = config.enable_prefix_caching;
   options.batch_invariant = config.batch_invariant;
   options.tpot_target_ms = config.tpot_target_ms;
@@ -174,6 +178,8 @@ Engine::Parts::Parts(const EngineConfig& config_in, Hooks hooks_in, const MakeRa
       counted(sizes.capacity.blocks, "block"), resolved.shape.layout.virtual_tokens(), sizes.max_model_len,
       readable_bytes(sizes.weight_bytes), readable_bytes(sizes.workspace_bytes), readable_bytes(sizes.exchange_bytes),
       readable_bytes(sizes.kv_bytes), to_string(sizes.dtype), sizes.kv_dtype, counted(team.threads_per_rank(), "thread"));
+  log::info("tokens that end an answer: {}",
+            options.end_tokens.empty() ? "none" : fmt::format("{}", fmt::join(options.end_tokens, ", ")));
   thread = std::thread([this] { work(); });
   // A step that is running fails by itself; an engine that waits for requests would not notice.
   team.on_loss([this](const std::string& why) {

@@ -481,6 +481,28 @@ ModelConfig read_model(const Fields& top, int num_layers) {
 
 double yarn_mscale(double factor, double mscale) { return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0; }
 
+/// At most 1 MiB.
+std::string read_json_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text(kMaxConfigBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (file.bad() || (!file.eof() && file.fail())) throw SystemError("cannot read {}", path.string());
+  text.resize(static_cast<size_t>(file.gcount()));
+  return text;
+}
+
+/// The tokens that end an answer, as generation_config.json has them beside config.json.
+std::vector<int32_t> read_generation_eos(const std::filesystem::path& path) {
+  const std::string text = read_json_file(path);
+  if (text.size() > kMaxConfigBytes) {
+    throw UserError("generation_config.json is larger than {} bytes, path {}", kMaxConfigBytes, path.string());
+  }
+  const json object = parse_strict_json(text, "generation_config.json", path.string());
+  if (!object.is_object())
+    throw UserError("generation_config.json must be a JSON object: got {}, path {}", shown(object), path.string());
+  return read_eos(Fields(object, "", path));
+}
+
 }  // namespace
 
 const char* to_string(Architecture architecture) {
@@ -550,18 +572,19 @@ ModelConfig parse_config(std::string_view text, const std::filesystem::path& pat
 }
 
 ModelConfig load_config(const std::filesystem::path& model_dir, int num_layers) {
-  const std::filesystem::path path = model_dir / "config.json";
+  const std::filesystem::path path = model_dir / "config.json", generation = model_dir / "generation_config.json";
   std::error_code error;
   if (!std::filesystem::exists(model_dir, error)) throw UserError("no such model folder: {}", model_dir.string());
   if (!std::filesystem::is_regular_file(path, error)) {
     throw UserError("no config.json in the model folder, path {}", path.string());
   }
-  std::ifstream file(path, std::ios::binary);
-  std::string text(kMaxConfigBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad() || (!file.eof() && file.fail())) throw SystemError("cannot read {}", path.string());
-  text.resize(static_cast<size_t>(file.gcount()));
-  return parse_config(text, path, num_layers);
+  ModelConfig config = parse_config(read_json_file(path), path, num_layers);
+  if (std::filesystem::is_regular_file(generation, error)) {
+    for (const int32_t id : read_generation_eos(generation)) {
+      if (std::find(config.eos_ids.begin(), config.eos_ids.end(), id) == config.eos_ids.end()) config.eos_ids.push_back(id);
+    }
+  }
+  return config;
 }
 
 }  // namespace weft

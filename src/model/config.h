@@ -91,7 +91,8 @@ struct ModelConfig {
 /// Reads `text`, the content of a config.json; `path` is for messages. `num_layers` > 0 keeps only the first layers.
 /// Throws UserError, one line, for anything that is missing, out of range, of the wrong type, or not supported.
 ModelConfig parse_config(std::string_view text, const std::filesystem::path& path, int num_layers = 0);
-/// Reads MODEL_DIR/config.json. At most 1 MiB.
+/// Reads MODEL_DIR/config.json, and the eos_token_id of generation_config.json, if there is one: the files of many models
+/// disagree, and a token that any of them names ends an answer. At most 1 MiB each.
 ModelConfig load_config(const std::filesystem::path& model_dir, int num_layers = 0);
 
 }  // namespace weft

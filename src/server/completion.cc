@@ -61,7 +61,8 @@ std::string server_event(const std::string& json) { return "data: " + json + "\n
 Completion::Completion(CompletionRequest request, Backend& backend, const Tokenizer* tokenizer, CompletionHead head)
     : request_(std::move(request)), backend_(backend), tokenizer_(tokenizer), head_(std::move(head)) {
   if (tokenizer_ == nullptr && !request_.stops.empty())
-    throw ApiError(400, "stop strings need a tokenizer.json in the model folder: use stop_token_ids", "stop");
+    throw ApiError(400, "stop strings need a tokenizer.json or tokenizer.model in the model folder: use stop_token_ids",
+                   "stop");
   if (request_.stream) chunk_beginning_ = chunk_beginning(head_, request_.chat);
   tokenize();
   try {
@@ -83,7 +84,8 @@ void Completion::tokenize() {
     Prompt& prompt = prompts_.emplace_back();
     if (input.is_text) {
       if (tokenizer_ == nullptr)
-        throw ApiError(400, "the model folder has no tokenizer.json: send the prompt as token ids", "prompt");
+        throw ApiError(400, "the model folder has no tokenizer.json or tokenizer.model: send the prompt as token ids",
+                       "prompt");
       const bool may_cut = request_.truncate_prompt != 0;
       const auto bytes = static_cast<int64_t>(input.text.size());
       if (!may_cut && tokenizer_->least_tokens(bytes) > limit)

@@ -494,7 +494,7 @@ HttpResponse Service::abort(const HttpHead& head, const std::string& body, Backe
 
 HttpResponse Service::tokenize(const std::string& body, Backend& backend) const {
   const Tokenizer* tokenizer = tokenizer_.load(std::memory_order_acquire);
-  if (tokenizer == nullptr) throw ApiError(400, "the model folder has no tokenizer.json", {}, "no_tokenizer");
+  if (tokenizer == nullptr) throw ApiError(400, "the model folder has no tokenizer.json or tokenizer.model", {}, "no_tokenizer");
   const TokenizeRequest request = parse_tokenize(body, limits(backend));
   require_known(request.model);
   const PromptInput prompt = request.chat ? chat_prompt(*request.chat, render_, tokenizer)
@@ -506,13 +506,13 @@ HttpResponse Service::tokenize(const std::string& body, Backend& backend) const 
                    "return_token_strs");
   std::vector<std::string> texts;
   if (request.return_token_strs)
-    for (const int32_t id : ids) texts.push_back(tokenizer->decode({&id, 1}, false));
+    for (const int32_t id : ids) texts.push_back(tokenizer->decode_further({&id, 1}, false));
   return {.body = tokenize_json(ids, request.return_token_strs ? &texts : nullptr, backend.info().max_model_len)};
 }
 
 HttpResponse Service::detokenize(const std::string& body, Backend& backend) const {
   const Tokenizer* tokenizer = tokenizer_.load(std::memory_order_acquire);
-  if (tokenizer == nullptr) throw ApiError(400, "the model folder has no tokenizer.json", {}, "no_tokenizer");
+  if (tokenizer == nullptr) throw ApiError(400, "the model folder has no tokenizer.json or tokenizer.model", {}, "no_tokenizer");
   const DetokenizeRequest request = parse_detokenize(body, limits(backend));
   require_known(request.model);
   return {.body = prompt_json(tokenizer->decode(request.tokens, false))};

@@ -1,5 +1,8 @@
 #include "server/token_api.h"
 
+#include <fmt/format.h>
+
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 namespace weft {
@@ -35,12 +38,13 @@ TokenizeRequest parse_tokenize(std::string_view body, const ApiLimits& limits) {
 }
 
 std::string tokenize_json(const std::vector<int32_t>& ids, const std::vector<std::string>* texts, int64_t max_model_len) {
-  ordered_json out;
-  out["count"] = ids.size();
-  out["max_model_len"] = max_model_len;
-  out["tokens"] = ids;
-  out["token_strs"] = texts == nullptr ? ordered_json() : ordered_json(*texts);
-  return dump(out);
+  // There may be millions of them: as JSON values they would take some 40 bytes each.
+  std::string out = fmt::format(R"({{"count":{},"max_model_len":{},"tokens":[)", ids.size(), max_model_len);
+  for (size_t i = 0; i < ids.size(); ++i) fmt::format_to(std::back_inserter(out), "{}{}", i == 0 ? "" : ",", ids[i]);
+  out += "],\"token_strs\":";
+  out += texts == nullptr ? "null" : dump(ordered_json(*texts));
+  out += '}';
+  return out;
 }
 
 DetokenizeRequest parse_detokenize(std::string_view body, const ApiLimits& limits) {

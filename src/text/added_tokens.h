@@ -12,7 +12,7 @@ namespace weft {
 /// A token that stands for itself wherever it is written, beside the vocabulary.
 struct AddedToken {
   int32_t id = 0;
-  std::string content;
+  std::string content = {};
   bool special = false;      ///< no text: left out of what the model said
   bool single_word = false;  ///< only where no letter, digit or the like touches it
   bool strip_left = false;   ///< takes the white space before it along

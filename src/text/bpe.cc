@@ -6,6 +6,8 @@
 #include <functional>
 #include <queue>
 
+#include "text/utf8.h"
+
 namespace weft {
 namespace {
 
@@ -31,8 +33,15 @@ Bpe::Bpe(Vocabulary vocabulary) : unknown_(vocabulary.unknown), fuse_unknown_(vo
   }
 
   std::fill(std::begin(byte_tokens_), std::end(byte_tokens_), -1);
+  std::copy(vocabulary.byte_fallback.begin(), vocabulary.byte_fallback.end(), byte_tokens_);
   for (const auto& [bytes, id] : vocabulary.tokens) {
-    if (bytes.size() == 1) byte_tokens_[static_cast<uint8_t>(bytes[0])] = id;
+    if (bytes.empty()) continue;
+    if (vocabulary.byte_fallback.empty()) {
+      if (bytes.size() == 1) byte_tokens_[static_cast<uint8_t>(bytes[0])] = id;
+    } else if (const auto [code, length] = character_at(bytes, 0); length == bytes.size()) {
+      if (code >= characters_.size()) characters_.resize(code + 1, -1);
+      characters_[code] = id;
+    }
   }
 
   words_.reserve(vocabulary.tokens.size());
@@ -67,7 +76,7 @@ size_t Bpe::slot_of(int32_t left, int32_t right) const {
 
 void Bpe::merge(std::string_view word, std::vector<int32_t>& ids) const {
   const size_t first = ids.size();
-  split(word, ids);
+  characters_.empty() ? split(word, ids) : split_characters(word, ids);
   if (ids.size() - first <= kShortWord) {
     merge_short(ids, first);
   } else {
@@ -85,6 +94,18 @@ void Bpe::split(std::string_view word, std::vector<int32_t>& tokens) const {
       tokens.push_back(unknown_);
     }
     after_unknown = token < 0;
+  }
+}
+
+void Bpe::split_characters(std::string_view word, std::vector<int32_t>& tokens) const {
+  for (size_t at = 0; at < word.size();) {
+    const auto [code, length] = character_at(word, at);
+    if (code < characters_.size() && characters_[code] >= 0) {
+      tokens.push_back(characters_[code]);
+    } else {
+      for (size_t i = at; i < at + length; ++i) tokens.push_back(byte_tokens_[static_cast<uint8_t>(word[i])]);
+    }
+    at += length;
   }
 }
 

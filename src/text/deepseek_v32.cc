@@ -175,6 +175,11 @@ class Encoder {
   void write_answer(int64_t i) {
     const Dict& of = message(i);
     const std::vector<Value> tool_calls = calls(of);
+    // The beginning of an answer, which the model goes on with.
+    if (const Value* const prefix = of.find("prefix"); prefix != nullptr && prefix->truth() && tool_calls.empty()) {
+      out_ += text(of, "content");
+      return;
+    }
     if (is_thinking_ && i > last_user_) {
       const std::string_view reasoning = text(of, "reasoning_content");
       if (reasoning.empty() && tool_calls.empty()) {

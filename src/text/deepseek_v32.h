@@ -11,7 +11,8 @@ namespace weft {
 ///
 /// Tools stand in the first message if that is the system's, else in a system message put before all others. Reasoning is shown
 /// after the last message of a user only. The prompt ends with the beginning of an answer wherever the last message leaves the
-/// word to the model; the encoding knows no other way. Throws UserError for messages that it does not allow.
+/// word to the model; the encoding knows no other way. An answer with "prefix": true stays open. Throws UserError for messages
+/// that it does not allow.
 ///
 /// Source: the encoding published with the model, in Python.
 std::string deepseek_v32_prompt(jinja::Sandbox& box, const jinja::Value& messages, const jinja::Value& tools, bool is_thinking);

@@ -42,8 +42,8 @@ struct DetokenizerOptions {
 
 /// The text of one growing answer, in pieces that may be sent at once. Each piece is valid UTF-8: of a character whose bytes
 /// come with several tokens nothing is given before the last, and bytes that no character begins with are U+FFFD. Nothing of a
-/// stop string is given; text that might become one is kept back until it is clear. All pieces together are Tokenizer::decode
-/// of all tokens, cut at the stop, however the text was cut into tokens.
+/// stop string is given; text that might become one is kept back until it is clear. All pieces together are
+/// Tokenizer::decode_further of all tokens, cut at the stop, however the text was cut into tokens.
 ///
 /// The stop string that is complete first ends the text; of several complete at once, the one that began first.
 ///

@@ -123,4 +123,38 @@ std::string composed(std::string_view text) {
   return result;
 }
 
+std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(from, at), text.size());
+    out += text.substr(at, end - at);
+    if (end < text.size()) out += to;
+    at = end + from.size();
+  }
+  return out;
+}
+
+bool NormalForm::has(Kind kind) const {
+  return std::any_of(steps_.begin(), steps_.end(), [&](const Step& step) { return step.kind == kind; });
+}
+
+std::string_view NormalForm::apply(std::string_view text, std::string& memory) const {
+  if (text.empty() || steps_.empty()) return text;
+  memory.assign(text);
+  for (const Step& step : steps_) {
+    switch (step.kind) {
+      case Kind::compose:
+        memory = composed(memory);
+        break;
+      case Kind::prepend:
+        if (!memory.empty()) memory.insert(0, step.to);
+        break;
+      case Kind::replace:
+        memory = replaced(memory, step.from, step.to);
+        break;
+    }
+  }
+  return memory;
+}
+
 }  // namespace weft

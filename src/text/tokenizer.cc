@@ -5,13 +5,13 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include "base/check.h"
 #include "text/added_tokens.h"
-#include "text/bpe.h"
-#include "text/byte_level.h"
 #include "text/normalizer.h"
-#include "text/pre_tokenizer.h"
+#include "text/sentence_piece.h"
+#include "text/token_model.h"
 #include "text/tokenizer_file.h"
 #include "text/utf8.h"
 
@@ -19,43 +19,25 @@ namespace weft {
 namespace {
 
 constexpr size_t kLongestText = 1 << 30;
-// A normalized text is at most this many times longer or shorter than the text, in bytes (Unicode's annex 15).
-constexpr int64_t kNfcFactor = 3;
-
-// What the pre_tokenizer ByteLevel brings along.
-constexpr std::string_view kByteLevelPattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr const char *kJsonFile = "tokenizer.json", *kSentencePieceFile = "tokenizer.model";
 
 std::string read_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::stringstream text;
-  if (!file || !(text << file.rdbuf())) throw SystemError("cannot read {}: {}", path.string(), std::strerror(errno));
+  if (file && file.peek() != std::ifstream::traits_type::eof()) text << file.rdbuf();
+  if (!file.is_open() || file.bad() || !text) throw SystemError("cannot read {}: {}", path.string(), std::strerror(errno));
   return std::move(text).str();
 }
 
-PreTokenizer pre_tokenizer(TokenizerFile& file) {
-  std::optional<PreTokenizer::Split> after_prefix;
-  if (file.byte_level_regex) after_prefix.emplace(PreTokenizer::Split{.pattern = Regex(kByteLevelPattern, "ByteLevel")});
-  return PreTokenizer(std::move(file.splits), file.prefix_space, std::move(after_prefix));
-}
-
-/// The vocabulary by bytes. Tokens outside the byte-level alphabet cannot come of merging bytes.
-Bpe bpe(TokenizerFile& file) {
-  Bpe::Vocabulary vocabulary;
-  vocabulary.merges = std::move(file.merges);
-  vocabulary.whole_words = file.ignore_merges;
-  vocabulary.unknown = file.unknown.value_or(-1);
-  vocabulary.fuse_unknown = file.fuse_unknown;
-  for (const auto& [content, id] : file.vocabulary) {
-    if (auto bytes = byte_level_bytes(content)) vocabulary.tokens.emplace_back(std::move(*bytes), id);
-  }
-  return Bpe(std::move(vocabulary));
-}
+/// The text of a file that a model folder may have; empty if it has none.
+std::string read_optional(const std::filesystem::path& path) { return std::filesystem::exists(path) ? read_file(path) : ""; }
 
 std::vector<AddedToken> those_normalized(const TokenizerFile& file, bool normalized) {
   std::vector<AddedToken> tokens;
   for (AddedToken token : file.added_tokens) {
     if (token.normalized != normalized) continue;
-    if (normalized && file.nfc) token.content = composed(token.content);
+    std::string memory;
+    if (normalized) token.content = file.model->normalize(token.content, memory);
     tokens.push_back(std::move(token));
   }
   return tokens;
@@ -68,29 +50,18 @@ std::vector<AddedToken> those_special(const TokenizerFile& file) {
   return tokens;
 }
 
-std::string without(std::string_view text, std::string_view mark) {
-  std::string out;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find(mark, at), text.size());
-    out += text.substr(at, end - at);
-    at = end + mark.size();
-  }
-  return out;
-}
-
 }  // namespace
 
 struct Tokenizer::Parts {
   explicit Parts(TokenizerFile file);
 
   AddedTokenFinder added, normalized_added, specials;
-  bool nfc;
-  PreTokenizer words;
-  Bpe bpe;
+  std::unique_ptr<const TokenModel> model;
   std::vector<int32_t> before, after;
   std::vector<std::string> bytes;  ///< by id
   std::vector<bool> special;       ///< by id
   std::optional<int32_t> bos, eos;
+  bool drops_first_space;
   int64_t longest_token = 0;  ///< in bytes; 0: one may stand for any number of bytes
 };
 
@@ -98,49 +69,53 @@ Tokenizer::Parts::Parts(TokenizerFile file)
     : added(those_normalized(file, false)),
       normalized_added(those_normalized(file, true)),
       specials(those_special(file)),
-      nfc(file.nfc),
-      words(pre_tokenizer(file)),
-      bpe(weft::bpe(file)),
+      model(std::move(file.model)),
       before(std::move(file.before)),
       after(std::move(file.after)),
+      bytes(std::move(file.bytes)),
+      special(bytes.size(), false),
       bos(file.bos),
-      eos(file.eos) {
-  int32_t last = 0;
-  for (const auto& [content, id] : file.vocabulary) last = std::max(last, id);
-  for (const AddedToken& token : file.added_tokens) last = std::max(last, token.id);
-  bytes.resize(last + 1);
-  special.resize(last + 1);
-  for (auto& [content, id] : file.vocabulary) {
-    auto decoded = byte_level_bytes(content);
-    bytes[id] = decoded ? std::move(*decoded) : std::move(content);
-  }
-  for (AddedToken& token : file.added_tokens) {
-    if (bytes[token.id].empty()) bytes[token.id] = std::move(token.content);  // else it is one of the vocabulary
+      eos(file.eos),
+      drops_first_space(file.drops_first_space) {
+  bool strips = false;
+  for (const AddedToken& token : file.added_tokens) {
     special[token.id] = token.special;
+    strips = strips || token.strip_left || token.strip_right;
   }
+  if (strips || model->bytes_per_token_byte() == 0) return;
   for (const std::string& one : bytes) longest_token = std::max(longest_token, static_cast<int64_t>(one.size()));
-  const bool strips = std::any_of(file.added_tokens.begin(), file.added_tokens.end(),
-                                  [](const AddedToken& token) { return token.strip_left || token.strip_right; });
-  if (strips || words.drops_text() || !bpe.knows_all_bytes()) longest_token = 0;
 }
 
 Tokenizer::Tokenizer(std::unique_ptr<const Parts> parts) : parts_(std::move(parts)) {}
 Tokenizer::~Tokenizer() = default;
 
-std::unique_ptr<Tokenizer> Tokenizer::parse(std::string_view json, std::string_view config, std::string_view path) {
-  return std::unique_ptr<Tokenizer>(new Tokenizer(std::make_unique<const Parts>(read_tokenizer_file(json, config, path))));
+std::unique_ptr<Tokenizer> Tokenizer::of(TokenizerFile file) {
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::make_unique<const Parts>(std::move(file))));
 }
 
-bool Tokenizer::is_in(const std::filesystem::path& folder) { return std::filesystem::exists(folder / "tokenizer.json"); }
+std::unique_ptr<Tokenizer> Tokenizer::parse(std::string_view json, std::string_view config, std::string_view path) {
+  return of(read_tokenizer_file(json, config, path));
+}
+
+bool Tokenizer::is_in(const std::filesystem::path& folder) {
+  return std::filesystem::exists(folder / kJsonFile) || std::filesystem::exists(folder / kSentencePieceFile);
+}
 
 std::unique_ptr<Tokenizer> Tokenizer::load(const std::filesystem::path& folder_or_file) {
-  if (!std::filesystem::is_directory(folder_or_file)) return parse(read_file(folder_or_file), "", folder_or_file.string());
-  const std::filesystem::path file = folder_or_file / "tokenizer.json", config = folder_or_file / "tokenizer_config.json";
-  if (!is_in(folder_or_file)) {
-    throw UserError("the model folder has no tokenizer.json, the only kind of tokenizer that is read: path {}",
-                    folder_or_file.string());
+  const bool is_folder = std::filesystem::is_directory(folder_or_file);
+  const std::filesystem::path folder = is_folder ? folder_or_file : std::filesystem::path();
+  const std::string config = is_folder ? read_optional(folder / "tokenizer_config.json") : "";
+  if (is_folder && !is_in(folder)) {
+    throw UserError("the model folder has no tokenizer.json and no tokenizer.model: path {}", folder.string());
   }
-  return parse(read_file(file), std::filesystem::exists(config) ? read_file(config) : "", file.string());
+  std::filesystem::path file = folder_or_file;
+  if (is_folder) file = std::filesystem::exists(folder / kJsonFile) ? folder / kJsonFile : folder / kSentencePieceFile;
+  if (file.extension() != ".model") return parse(read_file(file), config, file.string());
+  const std::string special_tokens = is_folder ? read_optional(folder / "special_tokens_map.json") : "",
+                    added = is_folder ? read_optional(folder / "added_tokens.json") : "";
+  return of(read_sentence_piece(
+      {.model = read_file(file), .config = config, .special_tokens_map = special_tokens, .added_tokens = added},
+      file.string()));
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
@@ -150,27 +125,24 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
   }
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 4 + 4);
-  Regex::Scratch scratch;
   const auto wants_more = [&] { return static_cast<int64_t>(ids.size()) <= options.max_tokens; };
   const auto add = [&](int32_t id) {
     ids.push_back(id);
     return wants_more();
   };
-  const PreTokenizer::Sink add_word = [&](std::string_view word) {
-    parts_->bpe.encode(word, ids);
-    return wants_more();
-  };
+  bool begins = true;  // Nothing has been read yet.
   const auto add_normalized = [&](std::string_view part, int32_t id) {
+    const bool first = std::exchange(begins, false);
     if (id >= 0) return add(id);
     std::string unmarked;
-    if (!options.mark.empty() && part.find(options.mark) != part.npos) part = unmarked = without(part, options.mark);
-    parts_->words.cut(part, scratch, add_word);
+    if (!options.mark.empty() && part.find(options.mark) != part.npos) part = unmarked = replaced(part, options.mark, "");
+    parts_->model->encode(part, first, options.max_tokens, ids);
     return wants_more();
   };
   const auto add_raw = [&](std::string_view part, int32_t id) {
-    if (id >= 0) return add(id);
-    std::string normalized;
-    if (parts_->nfc) part = normalized = composed(part);
+    if (id >= 0 || part == options.mark) return id < 0 || add_normalized({}, id);
+    std::string memory;
+    part = parts_->model->normalize(part, memory);
     if (!options.parse_added_tokens) return add_normalized(part, -1);
     return parts_->normalized_added.find(part, add_normalized);
   };
@@ -202,6 +174,12 @@ std::string_view Tokenizer::token_bytes(int32_t id) const {
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
+  std::string text = decode_further(ids, skip_special);
+  if (parts_->drops_first_space && text.starts_with(' ')) text.erase(0, 1);
+  return text;
+}
+
+std::string Tokenizer::decode_further(std::span<const int32_t> ids, bool skip_special) const {
   std::string text;
   Utf8Stream characters;
   for (const int32_t id : ids) {
@@ -226,12 +204,11 @@ std::optional<int32_t> Tokenizer::eos_id() const { return parts_->eos; }
 
 int64_t Tokenizer::least_tokens(int64_t bytes) const {
   if (parts_->longest_token == 0) return 0;
-  return bytes / (parts_->nfc ? kNfcFactor : 1) / parts_->longest_token;
+  return bytes / parts_->model->bytes_per_token_byte() / parts_->longest_token;
 }
 
 int64_t Tokenizer::most_tokens(int64_t bytes) const {
-  const auto around = static_cast<int64_t>(parts_->before.size() + parts_->after.size());
-  return bytes * (parts_->nfc ? kNfcFactor : 1) * (parts_->words.adds_text() ? 2 : 1) + around;
+  return bytes * parts_->model->most_tokens_per_byte() + static_cast<int64_t>(parts_->before.size() + parts_->after.size());
 }
 
 }  // namespace weft

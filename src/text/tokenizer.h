@@ -25,19 +25,24 @@ struct EncodeOptions {
   int64_t max_tokens = std::numeric_limits<int64_t>::max();
 };
 
-/// Text to token ids and back, by a Hugging Face tokenizer.json with a byte-level BPE model. Ids equal those of that library. A
-/// file that asks for anything else is refused with its name: nothing is approximated.
+struct TokenizerFile;
+
+/// Text to token ids and back, by a Hugging Face tokenizer.json with a BPE model, byte-level or with byte fallback, or by a
+/// SentencePiece model. Ids equal those of the libraries that these come from. A file that asks for anything else is refused
+/// with its name: nothing is approximated.
 ///
 /// Immutable once loaded: any number of threads may use one object. Time is linear in the text but for a logarithm, memory at
 /// most 40 bytes per byte of text, and stack far below 512 KiB, whatever the text. (That time holds for the patterns of the
-/// well-known families. A pattern that takes too many steps on a text is a UserError.)
+/// well-known families. A pattern that takes too many steps on a text is a UserError. What SentencePiece models bound is said
+/// in sentence_piece.h.)
 class Tokenizer {
  public:
-  /// Reads a model folder or a tokenizer.json. From a folder, tokenizer_config.json is heeded too: add_bos_token and
-  /// add_eos_token, bos_token and eos_token, added_tokens_decoder; where the two files contradict each other, the folder is
-  /// refused. Throws UserError naming the component and the file, SystemError if a file cannot be read.
+  /// Reads a model folder, a tokenizer.json or a file NAME.model of SentencePiece. A folder's tokenizer.json comes before its
+  /// tokenizer.model. From a folder, tokenizer_config.json is heeded too: add_bos_token and add_eos_token, bos_token and
+  /// eos_token, added_tokens_decoder; where the files contradict each other, the folder is refused. Throws UserError naming the
+  /// component and the file, SystemError if a file cannot be read.
   static std::unique_ptr<Tokenizer> load(const std::filesystem::path& folder_or_file);
-  /// Whether `folder` has a tokenizer.json.
+  /// Whether `folder` has a tokenizer.json or a tokenizer.model.
   static bool is_in(const std::filesystem::path& folder);
   /// The same from text already read. `config` is that of tokenizer_config.json, empty if there is none; `path` is for
   /// messages.
@@ -55,8 +60,11 @@ class Tokenizer {
   /// The bytes of a token, which may be a part of a character only. Empty for an id without a token: models have more rows than
   /// tokenizers have tokens. Valid as long as the tokenizer.
   std::string_view token_bytes(int32_t id) const;
-  /// All tokens together as UTF-8, invalid bytes as U+FFFD.
+  /// The text that begins with these tokens, as UTF-8, invalid bytes as U+FFFD. Some tokenizers put a space before every text:
+  /// here it is left out again.
   std::string decode(std::span<const int32_t> ids, bool skip_special = true) const;
+  /// The same of tokens that others go before, with every space.
+  std::string decode_further(std::span<const int32_t> ids, bool skip_special = true) const;
 
   /// The greatest id plus one.
   int32_t vocab_size() const;
@@ -75,6 +83,7 @@ class Tokenizer {
  private:
   struct Parts;
   explicit Tokenizer(std::unique_ptr<const Parts> parts);
+  static std::unique_ptr<Tokenizer> of(TokenizerFile file);
   std::unique_ptr<const Parts> parts_;
 };
 

@@ -1,34 +1,42 @@
 #include "text/tokenizer_file.h"
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <unordered_map>
+#include <utility>
 
-#include "base/check.h"
+#include "text/bpe.h"
+#include "text/byte_level.h"
+#include "text/byte_pair_model.h"
+#include "text/json_fields.h"
+#include "text/normalizer.h"
+#include "text/pre_tokenizer.h"
+#include "text/token_names.h"
 
 namespace weft {
 namespace {
 
-using Json = nlohmann::json;
+using Json = JsonFields::Json;
 
 constexpr int kMostNestedStages = 8;
 constexpr size_t kMostStages = 32;
-constexpr int64_t kGreatestId = (1 << 22) - 1;  // ids index a table; the largest vocabularies are below 2^19
 
-/// Untrusted text for a message: in quotes, printable, on one line, short.
-std::string shown(std::string_view text) {
-  constexpr size_t kShown = 60;
-  std::string out = "\"";
-  for (const char c : text.substr(0, kShown)) {
-    out += c >= ' ' && c <= '~' ? std::string(1, c) : fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-  }
-  return out + (text.size() > kShown ? "...\"" : "\"");
+// What the pre_tokenizer ByteLevel brings along.
+constexpr std::string_view kByteLevelPattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+/// The byte that a token of a SentencePiece vocabulary is, as in "<0x0A>".
+std::optional<uint8_t> byte_of(std::string_view content) {
+  constexpr std::string_view kDigits = "0123456789ABCDEF";
+  if (content.size() != 6 || !content.starts_with("<0x") || content[5] != '>') return std::nullopt;
+  const size_t high = kDigits.find(content[3]), low = kDigits.find(content[4]);
+  if (high == kDigits.npos || low == kDigits.npos) return std::nullopt;
+  return static_cast<uint8_t>(high << 4 | low);
 }
 
-class Reader {
+class Reader : private JsonFields {
  public:
-  Reader(std::string_view json, std::string_view config, std::string_view path) : path_(path) {
+  Reader(std::string_view json, std::string_view config, std::string_view path) : JsonFields(path), path_(path), names_(*this) {
     root_ = parsed(json, "the tokenizer");
     if (!config.empty()) config_ = parsed(config, "tokenizer_config.json");
   }
@@ -39,69 +47,15 @@ class Reader {
     read_normalizer(optional_object(root_, "normalizer"), 0);
     read_pre_tokenizer();
     read_post_processor(optional_object(root_, "post_processor"), 0);
-    read_decoder();
-    if (!config_.is_null()) read_config();
-    return std::move(file_);
+    by_character_ ? read_mark_decoder(optional_object(root_, "decoder"), 0) : read_byte_level_decoder();
+    if (by_character_ && (!decodes_marks_ || !decodes_bytes_)) {
+      unsupported("decoder", "without Replace or ByteFallback", "both, as the model has byte_fallback");
+    }
+    if (!config_.is_null()) names_.read_config(config_, around_);
+    return build();
   }
 
  private:
-  // What is wrong.
-  template <typename... Args>
-  [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
-    throw UserError("{}, path {}", fmt::format(format, std::forward<Args>(args)...), path_);
-  }
-  [[noreturn]] void unsupported(std::string_view component, std::string_view found, std::string_view supported) const {
-    fail("the tokenizer's {} is not supported: {}, supported: {}", component, shown(found), supported);
-  }
-
-  // Reading JSON of uncertain shape.
-  Json parsed(std::string_view text, std::string_view what) const {
-    try {
-      Json json = Json::parse(text.begin(), text.end());
-      if (!json.is_object()) fail("{} is not a JSON object", what);
-      return json;
-    } catch (const Json::parse_error& error) {
-      fail("{} is not valid JSON: error at byte {} of {}", what, error.byte, text.size());
-    } catch (const Json::out_of_range&) {
-      fail("{} holds a number that is too large", what);
-    }
-  }
-  const Json* member(const Json& parent, const char* key) const {
-    const auto found = parent.find(key);
-    return found == parent.end() || found->is_null() ? nullptr : &*found;
-  }
-  const Json& object(const Json& parent, const char* key, std::string_view where) const {
-    const Json* const found = member(parent, key);
-    if (found == nullptr || !found->is_object()) fail("{} has no object \"{}\"", where, key);
-    return *found;
-  }
-  const Json* optional_object(const Json& parent, const char* key) const {
-    const Json* const found = member(parent, key);
-    if (found != nullptr && !found->is_object()) fail("the tokenizer's {} is not an object", key);
-    return found;
-  }
-  const Json& list(const Json& parent, const char* key, std::string_view where) const {
-    const Json* const found = member(parent, key);
-    if (found == nullptr || !found->is_array()) fail("{} has no list \"{}\"", where, key);
-    return *found;
-  }
-  const std::string& text(const Json& parent, const char* key, std::string_view where) const {
-    const Json* const found = member(parent, key);
-    if (found == nullptr || !found->is_string()) fail("{} has no text \"{}\"", where, key);
-    return found->get_ref<const std::string&>();
-  }
-  bool flag(const Json& parent, const char* key, bool otherwise, std::string_view where) const {
-    const Json* const found = member(parent, key);
-    if (found == nullptr) return otherwise;
-    if (!found->is_boolean()) fail("{} has a \"{}\" that is neither true nor false", where, key);
-    return found->get<bool>();
-  }
-  int32_t id(const Json& value, std::string_view where) const {
-    if (!value.is_number_integer() || value.get<int64_t>() < 0 || value.get<int64_t>() > kGreatestId) {
-      fail("{} has an id that is not a whole number from 0 to {}", where, kGreatestId);
-    }
-    return static_cast<int32_t>(value.get<int64_t>());
-  }
   /// The members of a Sequence, which may nest.
   const Json& members(const Json& sequence, const char* key, int depth, std::string_view component) const {
     const Json& all = list(sequence, key, component);
@@ -123,39 +77,51 @@ class Reader {
     if (const Json* dropout = member(model, "dropout"); dropout != nullptr && *dropout != 0) {
       unsupported("model.dropout", "not zero", "none");
     }
-    if (flag(model, "byte_fallback", false, "the model")) unsupported("model.byte_fallback", "true", "false");
-    file_.ignore_merges = flag(model, "ignore_merges", false, "the model");
-    file_.fuse_unknown = flag(model, "fuse_unk", false, "the model");
+    by_character_ = flag(model, "byte_fallback", false, "the model");
+    pairs_.whole_words = flag(model, "ignore_merges", false, "the model");
+    pairs_.fuse_unknown = flag(model, "fuse_unk", false, "the model");
     read_vocabulary(object(model, "vocab", "the model"));
     if (member(model, "unk_token") != nullptr) {
-      file_.unknown = vocabulary_id(text(model, "unk_token", "the model"), "the model's unk_token");
+      pairs_.unknown = vocabulary_id(text(model, "unk_token", "the model"), "the model's unk_token");
     }
+    if (by_character_) read_byte_fallback();
     read_merges(list(model, "merges", "the model"));
   }
 
   void read_vocabulary(const Json& vocabulary) {
-    file_.vocabulary.reserve(vocabulary.size());
-    ids_.reserve(vocabulary.size());
-    contents_.reserve(vocabulary.size());
+    vocabulary_.reserve(vocabulary.size());
     for (const auto& [content, value] : vocabulary.get_ref<const Json::object_t&>()) {
       const int32_t number = id(value, "the vocabulary");
-      if (!take(number, content)) fail("the vocabulary gives two tokens the id {}", number);
-      file_.vocabulary.emplace_back(content, number);
-      ids_.emplace(content, number);
+      if (!names_.take(number, content)) fail("the vocabulary gives two tokens the id {}", number);
+      vocabulary_.emplace_back(content, number);
     }
-    if (file_.vocabulary.empty()) fail("the vocabulary is empty");
+    if (vocabulary_.empty()) fail("the vocabulary is empty");
   }
 
-  /// Marks an id as that of `content`; false if it is another's.
-  bool take(int32_t number, std::string_view content) { return contents_.emplace(number, content).first->second == content; }
+  /// A vocabulary that came from SentencePiece: a token for each byte, of characters that are no token, and the mark of a
+  /// space.
+  void read_byte_fallback() {
+    pairs_.byte_fallback.assign(256, -1);
+    for (const auto& [content, number] : vocabulary_) {
+      if (const auto byte = byte_of(content)) pairs_.byte_fallback[*byte] = number;
+    }
+    const auto missing = std::find(pairs_.byte_fallback.begin(), pairs_.byte_fallback.end(), -1);
+    if (missing != pairs_.byte_fallback.end() || !names_.find(kSpaceMark)) {
+      unsupported(
+          "model.byte_fallback",
+          missing != pairs_.byte_fallback.end() ? "true, but a byte has no token" : "true, but no token is the mark U+2581",
+          "<0x00> to <0xFF> and U+2581 in the vocabulary, or false");
+    }
+  }
+
   int32_t vocabulary_id(std::string_view content, std::string_view where) const {
-    const auto found = ids_.find(content);
-    if (found == ids_.end()) fail("{} is not in the vocabulary: {}", where, shown(content));
-    return found->second;
+    const auto found = names_.find(content);
+    if (!found) fail("{} is not in the vocabulary: {}", where, shown(content));
+    return *found;
   }
 
   void read_merges(const Json& merges) {
-    file_.merges.reserve(merges.size());
+    pairs_.merges.reserve(merges.size());
     std::string merged;
     for (const Json& merge : merges) {
       std::string_view left, right;
@@ -163,18 +129,19 @@ class Reader {
         const std::string_view both = merge.get_ref<const std::string&>();
         const size_t space = both.find(' ');
         if (space == std::string_view::npos || both.find(' ', space + 1) != std::string_view::npos) {
-          fail("merge {} is not two tokens: {}", file_.merges.size(), shown(both));
+          fail("merge {} is not two tokens: {}", pairs_.merges.size(), shown(both));
         }
         left = both.substr(0, space), right = both.substr(space + 1);
       } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
         left = merge[0].get_ref<const std::string&>(), right = merge[1].get_ref<const std::string&>();
       } else {
-        fail("merge {} is neither a text nor a pair of texts", file_.merges.size());
+        fail("merge {} is neither a text nor a pair of texts", pairs_.merges.size());
       }
+      if (by_character_ && (byte_of(left) || byte_of(right))) unsupported("model.merges", "a merge of a byte's token", "none");
       merged.assign(left).append(right);
-      file_.merges.push_back({.left = vocabulary_id(left, "a merge's left part"),
-                              .right = vocabulary_id(right, "a merge's right part"),
-                              .merged = vocabulary_id(merged, "a merge's result")});
+      pairs_.merges.push_back({.left = vocabulary_id(left, "a merge's left part"),
+                               .right = vocabulary_id(right, "a merge's right part"),
+                               .merged = vocabulary_id(merged, "a merge's result")});
     }
   }
 
@@ -182,53 +149,46 @@ class Reader {
     if (member(root_, "added_tokens") == nullptr) return;
     for (const Json& entry : list(root_, "added_tokens", "the tokenizer")) {
       if (!entry.is_object()) fail("an added token is no object");
-      add_token(entry, entry.contains("id") ? id(entry["id"], "an added token") : -1);
+      names_.add(entry, entry.contains("id") ? id(entry["id"], "an added token") : -1);
     }
-  }
-
-  /// Adds a token or gives a known one other properties.
-  void add_token(const Json& entry, int32_t number) {
-    constexpr std::string_view kWhere = "an added token";
-    AddedToken token;
-    const std::string& content = text(entry, "content", kWhere);
-    token.content = content;
-    if (number < 0) fail("an added token has no id: {}", shown(token.content));
-    if (token.content.empty()) fail("an added token is empty: id {}", number);
-    token.id = number;
-    token.special = flag(entry, "special", false, kWhere);
-    token.single_word = flag(entry, "single_word", false, kWhere);
-    token.strip_left = flag(entry, "lstrip", false, kWhere);
-    token.strip_right = flag(entry, "rstrip", false, kWhere);
-    token.normalized = flag(entry, "normalized", !token.special, kWhere);
-    const auto [known, is_new] = ids_.emplace(content, number);
-    if (known->second != number) {
-      fail("an added token has two ids: {} is {} and {}", shown(token.content), known->second, number);
-    }
-    if (!take(number, content)) {
-      fail("two tokens have the id {}: {} and {}", number, shown(contents_[number]), shown(token.content));
-    }
-    auto& tokens = file_.added_tokens;
-    const auto place = added_.emplace(number, tokens.size());
-    if (place.second) tokens.emplace_back();
-    tokens[place.first->second] = std::move(token);
   }
 
   void read_normalizer(const Json* normalizer, int depth) {
     if (normalizer == nullptr) return;
     const std::string& type = text(*normalizer, "type", "the normalizer");
     if (type == "NFC") {
-      file_.nfc = true;
+      form_.compose();
     } else if (type == "Sequence") {
       for (const Json& one : members(*normalizer, "normalizers", depth, "normalizer")) read_normalizer(&one, depth + 1);
+    } else if (by_character_ && type == "Prepend") {
+      if (text(*normalizer, "prepend", "the normalizer") != kSpaceMark)
+        unsupported("normalizer.prepend", "other text", "U+2581");
+      form_.prepend(std::string(kSpaceMark));
+    } else if (by_character_ && type == "Replace") {
+      require_replacement(*normalizer, "normalizer", " ", kSpaceMark);
+      form_.replace(" ", std::string(kSpaceMark));
     } else {
-      unsupported("normalizer", type, "NFC, Sequence, none");
+      unsupported("normalizer", type,
+                  by_character_ ? "NFC, Prepend, Replace, Sequence, none" : "NFC, Sequence, none, without byte_fallback");
+    }
+  }
+
+  /// A stage that makes `from` `to`, and does nothing else.
+  void require_replacement(const Json& stage, std::string_view where, std::string_view from, std::string_view to) const {
+    const Json* const literal = member(object(stage, "pattern", where), "String");
+    if (literal == nullptr || !literal->is_string() || literal->get_ref<const std::string&>() != from ||
+        text(stage, "content", where) != to) {
+      unsupported(std::string(where) + ".Replace", "another pattern or content", "a space and U+2581");
     }
   }
 
   void read_pre_tokenizer() {
     const Json* const pre_tokenizer = optional_object(root_, "pre_tokenizer");
     if (pre_tokenizer != nullptr) read_stage(*pre_tokenizer, 0);
-    if (!byte_level_) unsupported("pre_tokenizer", "without ByteLevel", "one that ends with ByteLevel");
+    if (by_character_ && byte_level_) unsupported("model.byte_fallback", "true with ByteLevel", "false");
+    if (!by_character_ && !byte_level_) {
+      unsupported("pre_tokenizer", "without ByteLevel", "one that ends with ByteLevel, or a model with byte_fallback");
+    }
   }
 
   void read_stage(const Json& stage, int depth) {
@@ -239,11 +199,12 @@ class Reader {
       return;
     }
     if (byte_level_) unsupported("pre_tokenizer", type + " after ByteLevel", "ByteLevel at the end");
-    if (file_.splits.size() >= kMostStages) fail("the pre_tokenizer has too many stages");
+    if (marks_) unsupported("pre_tokenizer", type + " after Metaspace", "Metaspace alone");
+    if (splits_.size() >= kMostStages) fail("the pre_tokenizer has too many stages");
     if (type == "ByteLevel") {
       byte_level_ = true;
-      file_.prefix_space = flag(stage, "add_prefix_space", true, kWhere);
-      file_.byte_level_regex = flag(stage, "use_regex", true, kWhere);
+      prefix_space_ = flag(stage, "add_prefix_space", true, kWhere);
+      byte_level_regex_ = flag(stage, "use_regex", true, kWhere);
     } else if (type == "Split") {
       add_split(pattern(object(stage, "pattern", kWhere)), behavior(text(stage, "behavior", kWhere)),
                 flag(stage, "invert", false, kWhere));
@@ -254,9 +215,33 @@ class Reader {
       add_split(R"([!-/:-@\[-`{-~\p{P}])",
                 member(stage, "behavior") != nullptr ? behavior(text(stage, "behavior", kWhere)) : SplitBehavior::isolated,
                 false);
+    } else if (by_character_ && type == "Metaspace" && splits_.empty()) {
+      read_metaspace(stage);
     } else {
-      unsupported("pre_tokenizer", type, "ByteLevel, Split, Digits, Punctuation, Sequence");
+      unsupported("pre_tokenizer", type,
+                  by_character_ ? "Metaspace alone, Split, Digits, Punctuation, Sequence, none"
+                                : "ByteLevel, Split, Digits, Punctuation, Sequence");
     }
+  }
+
+  void read_metaspace(const Json& stage) {
+    constexpr std::string_view kWhere = "the pre_tokenizer Metaspace";
+    if (text(stage, "replacement", kWhere) != kSpaceMark) unsupported("pre_tokenizer.replacement", "another", "U+2581");
+    using Prefix = BytePairModel::Prefix;
+    BytePairModel::SpaceMarks marks;
+    marks.cuts = flag(stage, "split", true, kWhere);
+    if (member(stage, "prepend_scheme") == nullptr) {
+      marks.prefix = flag(stage, "add_prefix_space", true, kWhere) ? Prefix::always : Prefix::never;
+    } else {
+      static constexpr std::pair<std::string_view, Prefix> kSchemes[] = {
+          {"always", Prefix::always}, {"first", Prefix::first}, {"never", Prefix::never}};
+      const std::string& scheme = text(stage, "prepend_scheme", kWhere);
+      const auto* const known =
+          std::find_if(std::begin(kSchemes), std::end(kSchemes), [&](const auto& one) { return one.first == scheme; });
+      if (known == std::end(kSchemes)) unsupported("pre_tokenizer.prepend_scheme", scheme, "always, first, never");
+      marks.prefix = known->second;
+    }
+    marks_ = marks;
   }
 
   std::string pattern(const Json& pattern) const {
@@ -275,7 +260,7 @@ class Reader {
 
   void add_split(std::string_view pattern, SplitBehavior behavior, bool invert) {
     if (pattern.empty()) fail("the pre_tokenizer has an empty pattern");
-    file_.splits.push_back(
+    splits_.push_back(
         {.pattern = Regex(pattern, fmt::format("the pre_tokenizer of {}", path_)), .behavior = behavior, .invert = invert});
   }
 
@@ -307,17 +292,17 @@ class Reader {
         const Json& tokens = object(object(processor, "special_tokens", kWhere), name.c_str(), kWhere);
         for (const Json& number : list(tokens, "ids", kWhere)) {
           const int32_t token = id(number, kWhere);
-          if (!contents_.contains(token)) fail("{} has an id that is no token: {}", kWhere, token);
+          if (!names_.has(token)) fail("{} has an id that is no token: {}", kWhere, token);
           (seen_text ? after : before).push_back(token);
         }
       }
     }
     if (!seen_text) unsupported("post_processor", "without the text", "the text once");
-    file_.before.insert(file_.before.begin(), before.begin(), before.end());
-    file_.after.insert(file_.after.end(), after.begin(), after.end());
+    around_.before.insert(around_.before.begin(), before.begin(), before.end());
+    around_.after.insert(around_.after.end(), after.begin(), after.end());
   }
 
-  void read_decoder() const {
+  void read_byte_level_decoder() const {
     const Json* decoder = optional_object(root_, "decoder");
     for (int depth = 0; decoder != nullptr && member(*decoder, "decoders") != nullptr; ++depth) {
       const Json& all = members(*decoder, "decoders", depth, "decoder");
@@ -328,58 +313,83 @@ class Reader {
     if (type != "ByteLevel") unsupported("decoder", type, "ByteLevel");
   }
 
-  void read_config() {
-    if (const Json* const known = member(config_, "added_tokens_decoder"); known != nullptr && known->is_object()) {
-      for (const auto& [number, entry] : known->get_ref<const Json::object_t&>()) {
-        if (!entry.is_object() || number.empty() || number.size() > 7 ||
-            !std::all_of(number.begin(), number.end(), [](char c) { return c >= '0' && c <= '9'; })) {
-          fail("tokenizer_config.json has an added token that cannot be read: {}", shown(number));
-        }
-        add_token(entry, id(std::stol(number), "tokenizer_config.json"));
+  /// That of a vocabulary from SentencePiece: marks to spaces, bytes to characters, and maybe the first space away.
+  void read_mark_decoder(const Json* decoder, int depth) {
+    if (decoder == nullptr) return;
+    const std::string& type = text(*decoder, "type", "the decoder");
+    if (type == "Sequence") {
+      for (const Json& one : members(*decoder, "decoders", depth, "decoder")) read_mark_decoder(&one, depth + 1);
+    } else if (type == "Replace") {
+      require_replacement(*decoder, "decoder", kSpaceMark, " ");
+      decodes_marks_ = true;
+    } else if (type == "ByteFallback") {
+      decodes_bytes_ = true;
+    } else if (type == "Strip") {
+      const Json *const start = member(*decoder, "start"), *const stop = member(*decoder, "stop");
+      if (text(*decoder, "content", "the decoder") != " " || start == nullptr || *start != 1 || stop == nullptr || *stop != 0) {
+        unsupported("decoder.Strip", "other text", "one space at the beginning");
+      }
+      drops_first_space_ = true;
+    } else if (type != "Fuse") {
+      unsupported("decoder", type, "Replace, ByteFallback, Fuse, Strip, Sequence");
+    }
+  }
+
+  /// What a token stands for in text.
+  std::string decoded(std::string_view content) const {
+    if (by_character_) {
+      if (const auto byte = byte_of(content)) return std::string(1, static_cast<char>(*byte));
+      return replaced(content, kSpaceMark, " ");
+    }
+    auto bytes = byte_level_bytes(content);
+    return bytes ? std::move(*bytes) : std::string(content);
+  }
+
+  TokenizerFile build() {
+    TokenizerFile file;
+    int32_t last = 0;
+    for (const auto& [content, number] : vocabulary_) last = std::max(last, number);
+    file.bytes.resize(last + 1);
+    for (const auto& [content, number] : vocabulary_) {
+      file.bytes[number] = decoded(content);
+      // Tokens outside the byte-level alphabet cannot come of merging bytes, nor a byte's token of merging characters.
+      if (by_character_) {
+        if (!byte_of(content)) pairs_.tokens.emplace_back(content, number);
+      } else if (auto bytes = byte_level_bytes(content)) {
+        pairs_.tokens.emplace_back(std::move(*bytes), number);
       }
     }
-    file_.bos = config_token("bos_token");
-    file_.eos = config_token("eos_token");
-    if (const Json* const add = member(config_, "add_bos_token"); add != nullptr && add->is_boolean()) {
-      put_at_end(file_.before, file_.bos, add->get<bool>(), "bos_token");
+    for (const AddedToken& token : names_.added()) {
+      last = std::max(last, token.id);
+      file.bytes.resize(last + 1);
+      if (file.bytes[token.id].empty()) file.bytes[token.id] = by_character_ ? decoded(token.content) : token.content;
     }
-    if (const Json* const add = member(config_, "add_eos_token"); add != nullptr && add->is_boolean()) {
-      put_at_end(file_.after, file_.eos, add->get<bool>(), "eos_token");
-    }
+    file.added_tokens = std::move(names_.added());
+    file.before = std::move(around_.before);
+    file.after = std::move(around_.after);
+    file.bos = around_.bos;
+    file.eos = around_.eos;
+    file.drops_first_space = drops_first_space_;
+    std::optional<PreTokenizer::Split> after_prefix;
+    if (byte_level_regex_) after_prefix.emplace(PreTokenizer::Split{.pattern = Regex(kByteLevelPattern, "ByteLevel")});
+    file.model = std::make_unique<BytePairModel>(
+        std::move(form_), marks_, PreTokenizer(std::move(splits_), prefix_space_, std::move(after_prefix)), std::move(pairs_));
+    return file;
   }
 
-  /// A special token by the name that the config gives it: a text, or an object with "content".
-  std::optional<int32_t> config_token(const char* key) const {
-    const Json* const value = member(config_, key);
-    if (value == nullptr) return std::nullopt;
-    const std::string& content =
-        value->is_object() ? text(*value, "content", key) : text(config_, key, "tokenizer_config.json");
-    const auto found = ids_.find(content);
-    if (found == ids_.end()) fail("tokenizer_config.json names a {} that is no token: {}", key, shown(content));
-    return found->second;
-  }
-
-  /// The config says whether a token is among those around the text.
-  void put_at_end(std::vector<int32_t>& around, std::optional<int32_t> token, bool wanted, std::string_view name) {
-    if (!token) {
-      if (wanted) fail("tokenizer_config.json asks to add a {} and names none", name);
-      return;
-    }
-    const bool there = std::find(around.begin(), around.end(), *token) != around.end();
-    if (wanted && !there) {
-      around.insert(name == "bos_token" ? around.begin() : around.end(), *token);
-    } else if (!wanted) {
-      std::erase(around, *token);
-    }
-  }
-
-  std::string_view path_;
+  std::string path_;
   Json root_, config_;
-  TokenizerFile file_;
-  bool byte_level_ = false;
-  std::unordered_map<std::string_view, int32_t> ids_;  ///< vocabulary and added tokens; the texts are root_'s and config_'s
-  std::unordered_map<int32_t, std::string_view> contents_;  ///< the other way round
-  std::unordered_map<int32_t, size_t> added_;               ///< id -> index of added_tokens
+  TokenNames names_;  ///< the texts are root_'s and config_'s
+  TokenNames::Around around_;
+  std::vector<std::pair<std::string_view, int32_t>> vocabulary_;
+  Bpe::Vocabulary pairs_;
+  bool by_character_ = false;  ///< byte_fallback: the vocabulary came from SentencePiece
+  NormalForm form_;
+  std::vector<PreTokenizer::Split> splits_;
+  bool byte_level_ = false, prefix_space_ = false;
+  bool byte_level_regex_ = false;  ///< after the splits, GPT-2's
+  std::optional<BytePairModel::SpaceMarks> marks_;
+  bool decodes_marks_ = false, decodes_bytes_ = false, drops_first_space_ = false;
 };
 
 }  // namespace

@@ -1,33 +1,25 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "text/added_tokens.h"
-#include "text/bpe.h"
-#include "text/pre_tokenizer.h"
+#include "text/token_model.h"
 
 namespace weft {
 
-/// What a tokenizer.json asks for, checked: every id is in use, every pattern compiles.
+/// A tokenizer as its files describe it, checked: every id is in use, every pattern compiles.
 struct TokenizerFile {
-  std::vector<std::pair<std::string, int32_t>> vocabulary;  ///< as written there, in the byte-level alphabet
-  std::vector<Bpe::Merge> merges;                           ///< by rank
-  bool ignore_merges = false, fuse_unknown = false;
-  std::optional<int32_t> unknown;
-
-  bool nfc = false;
-  std::vector<PreTokenizer::Split> splits;
-  bool prefix_space = false;
-  bool byte_level_regex = false;  ///< after the splits, GPT-2's
+  std::unique_ptr<const TokenModel> model;
+  std::vector<std::string> bytes;  ///< by id, what a token of the vocabulary stands for; empty where there is none
   std::vector<AddedToken> added_tokens;
   std::vector<int32_t> before, after;  ///< special tokens around every text
-
   std::optional<int32_t> bos, eos;
+  bool drops_first_space = false;  ///< a decoded text loses one space at its beginning, which encoding put there
 };
 
 /// Reads tokenizer.json and tokenizer_config.json (empty: there is none). Throws UserError that names the component and `path`.

@@ -185,7 +185,7 @@ std::string banner(const BackendInfo& info, bool has_tokenizer) {
       "tokens; {}",
       info.architecture, info.tp, info.dcp, info.interleave, info.block_size, info.dtype, info.kv_dtype, info.capacity_tokens,
       info.blocks, info.block_tokens, info.max_model_len,
-      has_tokenizer ? "text and token ids" : "no tokenizer.json: token ids only");
+      has_tokenizer ? "text and token ids" : "no tokenizer: token ids only");
 }
 
 }  // namespace
@@ -207,11 +207,13 @@ void run_serve(const Invocation& invocation) {
   std::thread loader([&] {
     try {
       const auto& folder = invocation.engine.model_dir;
+      EngineConfig config = invocation.engine;
+      if (Tokenizer::is_in(folder)) tokenizer = Tokenizer::load(folder);
+      if (tokenizer != nullptr && tokenizer->eos_id()) config.end_tokens.push_back(*tokenizer->eos_id());
       engine = std::make_unique<Engine>(
-          invocation.engine,
+          config,
           Engine::Hooks{.progress = [&wake] { wake.ring(); }, .loading = [&service](double share) { service.loaded(share); }},
           invocation.make_ranks);
-      if (Tokenizer::is_in(folder)) tokenizer = Tokenizer::load(folder);
       std::unique_ptr<const ChatTemplate> chat_template = invocation.has("chat-template")
                                                               ? ChatTemplate::chosen(invocation["chat-template"], folder)
                                                               : ChatTemplate::of_model(folder);

@@ -59,7 +59,7 @@ const std::vector<UnsupportedFlags>& unsupported_flags() {
        .reason = "long prompts are always computed in chunks",
        .instead = "choose their size with --max-num-batched-tokens"},
       {.names = {"tokenizer", "tokenizer-mode", "skip-tokenizer-init", "tokenizer-path"},
-       .reason = "the tokenizer is the tokenizer.json of the model folder",
+       .reason = "the tokenizer is the tokenizer.json or tokenizer.model of the model folder",
        .instead = "put it there, or send token ids"},
       {.names = {"revision", "code-revision", "tokenizer-revision", "download-dir"},
        .reason = "models are read from a folder, not downloaded",

@@ -76,6 +76,25 @@ TEST_F(EngineOfTwoRanks, TellsHowMuchOfTheWeightsIsThereWhileItLoads) {
   EXPECT_GT(shares.back(), 0.9);
 }
 
+TEST_F(EngineOfTwoRanks, FurtherTokensMayEndAnAnswer) {
+  Request asked = request(20, 6);
+  asked.ignore_eos = false;
+  std::vector<int32_t> all;
+  {
+    Engine engine(config_);
+    const auto stream = engine.submit(asked).stream;
+    wait_for(*stream);
+    all = tokens_of(*stream);
+  }
+  const auto last = std::find(all.begin(), all.end(), all[3]);  // where this token comes first
+  config_.end_tokens = {all[3]};
+  Engine engine(config_);
+  const auto stream = engine.submit(asked).stream;
+  wait_for(*stream);
+  EXPECT_EQ(tokens_of(*stream), std::vector<int32_t>(all.begin(), last + 1));
+  EXPECT_EQ(stream->events().back().finish, FinishReason::stop);
+}
+
 TEST_F(EngineOfTwoRanks, StreamsTheTokensOfARequest) {
   Engine engine(config_);
   const auto stream = engine.submit(request(20, 5)).stream;

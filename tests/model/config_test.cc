@@ -512,6 +512,27 @@ TEST(HostileConfig, FilesAreBoundedToo) {
   EXPECT_EQ(load_config(dir.path(), 1).layers, 1);
 }
 
+TEST(HostileConfig, TokensThatEndAnAnswerAreThoseOfBothFiles) {
+  const test::TemporaryFolder dir;
+  const auto write = [&](const char* name, const std::string& text) {
+    std::ofstream(dir.path() / name, std::ios::trunc) << text;
+  };
+  write("config.json", with(llama(), "eos_token_id", 7).dump());
+  EXPECT_EQ(load_config(dir.path()).eos_ids, (std::vector<int32_t>{7}));
+  write("generation_config.json", R"({"eos_token_id": [9, 7], "temperature": 0.6})");
+  EXPECT_EQ(load_config(dir.path()).eos_ids, (std::vector<int32_t>{7, 9}));
+  write("generation_config.json", R"({"eos_token_id": 11})");
+  EXPECT_EQ(load_config(dir.path()).eos_ids, (std::vector<int32_t>{7, 11}));
+  write("generation_config.json", "{}");
+  EXPECT_EQ(load_config(dir.path()).eos_ids, (std::vector<int32_t>{7}));
+  write("generation_config.json", R"({"eos_token_id": "x"})");
+  EXPECT_THAT(user_error([&] { load_config(dir.path()); }), HasSubstr("eos_token_id"));
+  write("generation_config.json", "[]");
+  EXPECT_THAT(user_error([&] { load_config(dir.path()); }), HasSubstr("generation_config.json must be a JSON object"));
+  write("generation_config.json", std::string(10 << 20, ' '));
+  EXPECT_THAT(user_error([&] { load_config(dir.path()); }), HasSubstr("larger than"));
+}
+
 // Whatever single field is replaced by whatever value, the answer is a config or one UserError.
 TEST(HostileConfig, AnyOneFieldMayBeAnything) {
   const std::vector<json> values = {nullptr,

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
+
+#include "server/fake_backend.h"
+#include "text/detokenizer.h"
 
 namespace weft {
 namespace {
@@ -47,6 +51,29 @@ TEST(Reasoning, IsToldApartHoweverTheTextIsCut) {
     for (const size_t piece : {1u, 2u, 3u, 7u, 1000u})
       EXPECT_EQ(split(one.text, piece, one.inside), one.parts) << one.text << piece;
   }
+}
+
+TEST(Reasoning, IsTheSameWhereTextIsHeldBackForAStopString) {
+  const auto tokenizer = test::byte_tokenizer();
+  const std::string text = "<think>a </thin b\n</think>\n\nyes</think>";
+  const auto parts = [&](const StopTexts& stops) {
+    Detokenizer detokenizer(*tokenizer, {.stops = stops});
+    ReasoningSplitter splitter(false);
+    Parts out;
+    const auto take = [&](const ReasoningSplitter::Piece& piece) {
+      out.reasoning += piece.reasoning;
+      out.content += piece.content;
+    };
+    for (const char byte : text) take(splitter.add(detokenizer.append(static_cast<unsigned char>(byte))));
+    take(splitter.add(detokenizer.finish()));
+    take(splitter.finish());
+    return out;
+  };
+  const Parts plain = parts({});
+  EXPECT_EQ(plain, (Parts{"a </thin b\n", "yes</think>"}));
+  // Beginnings of these are in the marks, so that parts of marks are held back and given later.
+  EXPECT_EQ(parts({"<thinx", "k>\n\nno", "</think>x", "nk>a<", "/thi!"}), plain);
+  EXPECT_EQ(parts({"</think>\n\ny"}), (Parts{"a </thin b\n", ""})) << "a stop that begins within the thoughts";
 }
 
 TEST(Reasoning, IsGivenAsSoonAsItIsCertain) {

@@ -196,14 +196,100 @@ TEST(DeepSeekV32, CallsAndResultsKeepTheThoughtsOfTheTurn) {
   EXPECT_EQ(deepseek(turn), begin + "</think>" + calls + results + "</think>");
 }
 
+/// What the model reads about tools, with their functions one a line.
+std::string tools_text(const std::string& functions) {
+  return R"(
+
+## Tools
+
+You have access to a set of tools you can use to answer the user's question.
+You can invoke functions by writing a "<｜DSML｜function_calls>" block like the following as part of your reply to the user:
+<｜DSML｜function_calls>
+<｜DSML｜invoke name="$FUNCTION_NAME">
+<｜DSML｜parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</｜DSML｜parameter>
+...
+</｜DSML｜invoke>
+<｜DSML｜invoke name="$FUNCTION_NAME2">
+...
+</｜DSML｜invoke>
+</｜DSML｜function_calls>
+
+String and scalar parameters should be specified as is without any escaping or quotes, while lists and objects should use JSON format. The "string" attribute should be set to "true" for string type parameters and "false" for other types (numbers, booleans, arrays, objects).
+
+If the thinking_mode is enabled, then after function results you should strongly consider outputting a thinking block. Here is an example:
+
+<｜DSML｜function_calls>
+...
+</｜DSML｜function_calls>
+
+<function_results>
+...
+</function_results>
+
+<think>...thinking about results</think>
+
+Here are the functions available in JSONSchema format:
+<functions>
+)" + functions +
+         "\n</functions>\n";
+}
+
 TEST(DeepSeekV32, ToolsStandInTheSystemMessage) {
   const char* const tools =
       R"([{"type": "function", "function": {"name": "a", "parameters": {}}}, {"type": "function", "function": {"name": "ö"}}])";
-  const std::string with = deepseek(R"([{"role": "system", "content": "Help."}, {"role": "user", "content": "x"}])", tools);
-  EXPECT_THAT(with, HasSubstr("<｜begin▁of▁sentence｜>Help.\n\n## Tools\n\nYou have access"));
-  EXPECT_THAT(with,
-              HasSubstr("<functions>\n{\"name\": \"a\", \"parameters\": {}}\n{\"name\": \"ö\"}\n</functions>\n<｜User｜>x"));
-  EXPECT_THAT(deepseek(R"([{"role": "user", "content": "x"}])", tools), HasSubstr("<｜begin▁of▁sentence｜>\n\n## Tools"));
+  const std::string shown = tools_text("{\"name\": \"a\", \"parameters\": {}}\n{\"name\": \"ö\"}");
+  EXPECT_EQ(deepseek(R"([{"role": "system", "content": "Help."}, {"role": "user", "content": "x"}])", tools),
+            "<｜begin▁of▁sentence｜>Help." + shown + "<｜User｜>x<｜Assistant｜></think>");
+  EXPECT_EQ(deepseek(R"([{"role": "user", "content": "x"}])", tools, kThinking),
+            "<｜begin▁of▁sentence｜>" + shown + "<｜User｜>x<｜Assistant｜><think>");
+}
+
+TEST(DeepSeekV32, AMessageMayBringItsOwnToolsAndFormat) {
+  const std::string extras =
+      R"("tools": [{"type": "function", "function": {"name": "a"}}], "response_format": {"type": "object", "n": 1.50})";
+  const std::string shown = tools_text("{\"name\": \"a\"}") +
+                            "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
+                            "{\"type\": \"object\", \"n\": 1.5}";
+  EXPECT_EQ(deepseek(R"([{"role": "system", "content": "Help.", )" + extras + R"(}, {"role": "user", "content": "x"}])"),
+            "<｜begin▁of▁sentence｜>Help." + shown + "<｜User｜>x<｜Assistant｜></think>");
+  EXPECT_EQ(deepseek(R"([{"role": "developer", "content": "Count.", )" + extras + "}]", "", kThinking),
+            "<｜begin▁of▁sentence｜><｜User｜>" + shown + "\n\n# The user's message is: Count.<｜Assistant｜><think>");
+}
+
+TEST(DeepSeekV32, ThoughtsOfEarlierTurnsAreGoneAndCallsStay) {
+  const char* const turns = R"([{"role": "system", "content": ""}, {"role": "user", "content": "One?"},
+      {"role": "assistant", "content": "Look.", "reasoning_content": "old", "tool_calls": [
+        {"type": "function", "function": {"name": "f", "arguments": {"x": "a\nb", "y": null, "z": true, "d": {"k": [1, 2.0]}}}}]},
+      {"role": "tool", "content": "r1"},
+      {"role": "assistant", "content": "First.", "reasoning_content": "old too"},
+      {"role": "user", "content": "Two?"},
+      {"role": "assistant", "content": "", "reasoning_content": "new", "tool_calls": [{"type": "function", "function": {"name": "g", "arguments": "{\"q\": \"\"}"}}]},
+      {"role": "tool", "content": "r2"},
+      {"role": "assistant", "content": "Second.", "reasoning_content": "newest"}])";
+  const std::string begin = "<｜begin▁of▁sentence｜><｜User｜>One?<｜Assistant｜></think>";
+  const std::string first =
+      "Look.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n"
+      "<｜DSML｜parameter name=\"x\" string=\"true\">a\nb</｜DSML｜parameter>\n"
+      "<｜DSML｜parameter name=\"y\" string=\"false\">null</｜DSML｜parameter>\n"
+      "<｜DSML｜parameter name=\"z\" string=\"false\">true</｜DSML｜parameter>\n"
+      "<｜DSML｜parameter name=\"d\" string=\"false\">{\"k\": [1, 2.0]}</｜DSML｜parameter>\n"
+      "</｜DSML｜invoke>\n</｜DSML｜function_calls><｜end▁of▁sentence｜>"
+      "\n\n<function_results>\n<result>r1</result>\n</function_results>\n\n</think>First.<｜end▁of▁sentence｜>"
+      "<｜User｜>Two?<｜Assistant｜>";
+  const std::string call =
+      "\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"g\">\n<｜DSML｜parameter name=\"q\" "
+      "string=\"true\"></｜DSML｜parameter>\n"
+      "</｜DSML｜invoke>\n</｜DSML｜function_calls><｜end▁of▁sentence｜>"
+      "\n\n<function_results>\n<result>r2</result>\n</function_results>\n\n";
+  EXPECT_EQ(deepseek(turns, "", kThinking),
+            begin + first + "<think>new</think>" + call + "<think>newest</think>Second.<｜end▁of▁sentence｜>");
+  EXPECT_EQ(deepseek(turns), begin + first + "</think>" + call + "</think>Second.<｜end▁of▁sentence｜>");
+}
+
+TEST(DeepSeekV32, APrefixStaysOpen) {
+  const char* const turns =
+      R"([{"role": "user", "content": "Code."}, {"role": "assistant", "content": "```python\n", "prefix": true}])";
+  EXPECT_EQ(deepseek(turns), "<｜begin▁of▁sentence｜><｜User｜>Code.<｜Assistant｜></think>```python\n");
 }
 
 TEST(DeepSeekV32, WhatItCannotEncodeIsRefused) {

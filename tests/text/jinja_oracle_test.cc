@@ -21,7 +21,7 @@ TEST(JinjaOracle, PromptsAreThoseOfPythonsJinja) {
   const int status = std::system(command.c_str());
   ASSERT_TRUE(WIFEXITED(status)) << command;
   if (WEXITSTATUS(status) == kNotInstalled) {
-    GTEST_SKIP() << "not compared, as python3-jinja2 is not installed: the templates of 3 packages, our own, and " << count
+    GTEST_SKIP() << "not compared, as python3-jinja2 is not installed: the templates of 4 packages, our own, and " << count
                  << " random ones";
   }
   EXPECT_EQ(WEXITSTATUS(status), 0) << command;

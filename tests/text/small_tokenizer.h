@@ -1,5 +1,7 @@
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -45,6 +47,48 @@ inline nlohmann::json added_token(int id, const std::string& content, const nloh
                           {"lstrip", false}, {"rstrip", false},    {"normalized", false}};
   token.update(flags);
   return token;
+}
+
+/// Stands for a space in vocabularies that came from SentencePiece.
+inline const std::string kMark = "\u2581";
+
+inline nlohmann::json replace_stage(const std::string& from, const std::string& to) {
+  return {{"type", "Replace"}, {"pattern", {{"String", from}}}, {"content", to}};
+}
+
+/// A tokenizer.json of that kind: 0 to 2 are <unk>, <s> and </s>, 3 to 258 the bytes, then the mark, these characters, and what
+/// comes of the merges.
+inline nlohmann::json marked_tokenizer_json(const std::vector<std::string>& characters,
+                                            const std::vector<std::pair<std::string, std::string>>& merges) {
+  using json = nlohmann::json;
+  json vocabulary = {{"<unk>", 0}, {"<s>", 1}, {"</s>", 2}}, list = nlohmann::json::array();
+  for (int byte = 0; byte < 256; ++byte) vocabulary[fmt::format("<0x{:02X}>", byte)] = 3 + byte;
+  const auto add = [&](const std::string& token) {
+    const size_t id = vocabulary.size();
+    if (!vocabulary.contains(token)) vocabulary[token] = id;
+  };
+  add(kMark);
+  for (const std::string& character : characters) add(character);
+  for (const auto& [left, right] : merges) {
+    add(left + right);
+    list.push_back(nlohmann::json::array({left, right}));
+  }
+  json file;
+  file["added_tokens"] = {added_token(0, "<unk>", {{"special", true}}), added_token(1, "<s>", {{"special", true}}),
+                          added_token(2, "</s>", {{"special", true}})};
+  file["normalizer"] = {{"type", "Sequence"},
+                        {"normalizers", nlohmann::json::array({nlohmann::json{{"type", "Prepend"}, {"prepend", kMark}},
+                                                               replace_stage(" ", kMark)})}};
+  file["pre_tokenizer"] = nullptr;
+  file["post_processor"] = nullptr;
+  file["decoder"] = {
+      {"type", "Sequence"},
+      {"decoders", nlohmann::json::array({replace_stage(kMark, " "), nlohmann::json{{"type", "ByteFallback"}},
+                                          nlohmann::json{{"type", "Fuse"}},
+                                          nlohmann::json{{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}}})}};
+  file["model"] = {{"type", "BPE"},         {"unk_token", "<unk>"}, {"fuse_unk", true},
+                   {"byte_fallback", true}, {"vocab", vocabulary},  {"merges", list}};
+  return file;
 }
 
 inline nlohmann::json split(const std::string& regex, const std::string& behavior = "Isolated", bool invert = false) {

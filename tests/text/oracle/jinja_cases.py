@@ -128,7 +128,8 @@ FILTERS = ["abs", "capitalize", "count", "default('D')", "default('D', true)", "
            "map('default', 'q')|list", "select|list", "select('odd')|list", "select('string')|list", "select('gt', 1)|list",
            "reject('none')|list", "reject('equalto', 1)|list", "selectattr('tags')|list", "selectattr('age', 'defined')|list",
            "rejectattr('age', 'defined')|map(attribute='name')|list", "selectattr('name', 'in', ['Ann', 'Cy'])|list", "attr('upper')",
-           "groupby('name')|list", "format(1)", "format('a', 'b')", "d", "list|length", "unique(true)|list", "groupby('tags')|length"]
+           "groupby('name')|list", "format(1)", "format('a', 'b')", "d", "list|length", "unique(true)|list", "groupby('tags')|length",
+           "urlencode", "xmlattr", "xmlattr(false)", "filesizeformat", "filesizeformat(true)"]
 TESTS = ["defined", "undefined", "none", "string", "number", "integer", "float", "boolean", "true", "false", "mapping", "sequence",
          "iterable", "callable", "odd", "even", "divisibleby 2", "divisibleby(3)", "eq 1", "ne 'a'", "equalto(2)", "gt 1", "lt(2)", "ge 2",
          "le 2", "in [1, 2, 'a']", "in 'abc'", "sameas none", "sameas true", "lower", "upper", "not none", "not defined", "not string",

@@ -29,7 +29,7 @@ import jinja_cases
 
 NOW = 1767225599
 HERE = os.path.dirname(os.path.abspath(__file__))
-PACKAGES = ("deepseek_v3", "qwen3", "llama3_1", "gpt4o")
+PACKAGES = ("deepseek_v3", "gemma3", "gpt4o", "llama2", "llama3_1", "qwen3")
 
 
 class Raised(jinja2.exceptions.TemplateError):

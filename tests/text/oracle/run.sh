@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run.sh PROGRAM FOLDER TEXTS [every-character]: fetches Hugging Face's tokenizers and four vocabularies into FOLDER, once, and compares
+# run.sh PROGRAM FOLDER TEXTS [every-character]: fetches Hugging Face's tokenizers and six vocabularies into FOLDER, once, and compares
 # PROGRAM with them. Ends with 77 if they cannot be fetched.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")

@@ -60,3 +60,21 @@ export function* variants(large) {
   yield ['template', {...bos, post_processor: template}];
   yield ['template_sequence', {...bos, post_processor: {type: 'Sequence', processors: [byteLevel(true, true), template]}}];
 }
+
+// Those of vocabularies that came from SentencePiece: where a mark is put in front, and where text is cut.
+export function* markedVariants(large) {
+  const mark = '\u2581';
+  const metaspace = more => ({type: 'Metaspace', replacement: mark, ...more});
+  const whole = {...large, normalizer: null};
+  for (const prepend_scheme of ['always', 'first', 'never']) {
+    for (const split of [false, true]) yield [`metaspace_${prepend_scheme}_${split}`, {...whole, pre_tokenizer: metaspace({prepend_scheme, split})}];
+  }
+  yield ['metaspace_nfc', {...whole, normalizer: {type: 'NFC'}, pre_tokenizer: sequence(metaspace({prepend_scheme: 'first', split: false}))}];
+  yield ['marks_split', {...large, pre_tokenizer: sequence({type: 'Digits', individual_digits: true}, split({String: 'e'}, 'MergedWithPrevious'))}];
+  let next = Object.keys(large.model.vocab).length;
+  const added = [['<left>', {lstrip: true}], ['<right>', {rstrip: true}], ['word', {single_word: true}], ['<norm>', {normalized: true}],
+    ['the', {normalized: true}], [`${mark}${mark}`, {}], ['<<', {special: true}]].map(([content, more]) =>
+    ({id: large.model.vocab[content] ?? next++, content, ...flags, ...more}));
+  yield ['marks_added', {...large, added_tokens: [...large.added_tokens, ...added]}];
+  yield ['marks_ignore_merges', {...large, model: {...large.model, ignore_merges: true}}];
+}
