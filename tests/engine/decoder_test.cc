@@ -13,8 +13,8 @@
 #include "engine/plan_builder.h"
 #include "engine/rank_team.h"
 #include "exchange/collective_exchange.h"
-#include "ops/uniform.h"
 #include "ops/make_ops.h"
+#include "ops/uniform.h"
 #include "support/reference_sampling.h"
 
 namespace weft {
