@@ -10,4 +10,8 @@ namespace weft {
 /// beside it, at some cost in speed for many rows; attention has a flag of its own, and all other operators are like that.
 std::unique_ptr<Ops> make_cpu_ops(int threads, bool invariant = false);
 
+/// The operators of a rank on GPU number `device`; `invariant` likewise. Throws UserError where there is no such GPU, and in a
+/// program that was built without CUDA.
+std::unique_ptr<Ops> make_cuda_ops(int device, bool invariant = false);
+
 }  // namespace weft
