@@ -24,6 +24,7 @@ using Clock = std::chrono::steady_clock;
 /// What a call must do at least.
 struct Work {
   double bytes = 0, flops = 0;
+  bool float32 = false;  ///< operations outside the tensor cores
 };
 
 class Bench {
@@ -84,7 +85,8 @@ class Bench {
   void report(const std::string& name, Work work, const std::function<void(int)>& call) {
     if (!wants(name)) return;
     const double us = time(call);
-    const double floor = std::max(bandwidth_ > 0 ? work.bytes / bandwidth_ : 0, rate_ > 0 ? work.flops / rate_ : 0) * 1e6;
+    constexpr double kFloat32Rate = 67e12;  // published
+    const double floor = std::max(work.bytes / bandwidth_, work.flops / (work.float32 ? kFloat32Rate : rate_)) * 1e6;
     std::printf("%-44s %10.1f us %8.3f TB/s %8.1f TFLOP/s   bound %8.1f us, %5.3f of it reached\n", name.c_str(), us,
                 work.bytes / us * 1e-6, work.flops / us * 1e-6, floor, floor / us);
     std::fflush(stdout);
@@ -115,7 +117,7 @@ class Bench {
   std::unique_ptr<Ops> ops_;
   std::string word_;
   std::vector<bf16> noise_;
-  double bandwidth_ = 0, rate_ = 0;
+  double bandwidth_ = 1, rate_ = 1;  ///< bytes and operations of a second
 };
 
 /// Decode of `sequences` rows over `keys` keys each, pages dealt at random over a pool of 1 GiB or more.
@@ -185,7 +187,8 @@ void time_linear(Bench& bench, int64_t rows, int64_t out, int64_t in, DType dtyp
                y = bench.ops().allocate(static_cast<size_t>(rows * out * size));
   bench.report(name,
                {.bytes = static_cast<double>((out * in + rows * (in + out)) * size),
-                .flops = dtype == DType::bf16 ? 2.0 * static_cast<double>(rows * out * in) : 0},
+                .flops = 2.0 * static_cast<double>(rows * out * in),
+                .float32 = dtype == DType::f32},
                [&](int i) {
                  bench.ops().linear(*w[static_cast<size_t>(i % copies)], ConstView(x.data(), dtype, {rows, in}), nullptr,
                                     View(y.data(), dtype, {rows, out}));

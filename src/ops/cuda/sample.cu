@@ -196,8 +196,8 @@ class Draw {
   };
   /// A bucket, and what lies before it.
   struct Place {
-    int bucket = -1;
-    u64 weight_before = 0, count_before = 0;
+    int bucket;  ///< -1: none
+    u64 weight_before, count_before;
   };
 
   __device__ int bucket_of(float x) const {
@@ -279,10 +279,19 @@ class Draw {
     put_ties(digit);
   }
 
-  /// The first bucket at which the sum of weights, or of counts, is at least `target`. Every warp finds it for itself.
+  /// The first bucket at which the sum of weights, or of counts, is at least `target`.
   __device__ Place place(bool by_weight, u64 target) const {
+    __shared__ Place found;
+    if (threadIdx.x < kWarp) {
+      const Place at = place_by_warp(by_weight, target);
+      if (threadIdx.x == 0) found = at;
+    }
+    __syncthreads();
+    return found;
+  }
+  __device__ Place place_by_warp(bool by_weight, u64 target) const {
     constexpr int kEach = kBuckets / kWarp;
-    const int lane = threadIdx.x % kWarp;
+    const int lane = threadIdx.x;
     u64 weight = 0, count = 0;
     for (int b = lane * kEach; b < (lane + 1) * kEach; ++b) weight += histogram_.weight[b], count += histogram_.count[b];
     const u64 own_weight = weight, own_count = count;
@@ -291,7 +300,7 @@ class Draw {
       if (lane >= apart) weight += more_weight, count += more_count;
     }
     const unsigned reached = __ballot_sync(~0u, (by_weight ? weight : count) >= target);
-    if (reached == 0) return {};
+    if (reached == 0) return {-1, 0, 0};
     const int from = __ffs(static_cast<int>(reached)) - 1;
     Place at{from * kEach, __shfl_sync(~0u, weight - own_weight, from), __shfl_sync(~0u, count - own_count, from)};
     for (;; ++at.bucket) {
