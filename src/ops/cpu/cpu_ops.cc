@@ -9,6 +9,7 @@
 #include "ops/cpu/moe.h"
 #include "ops/cpu/rope.h"
 #include "ops/cpu/sample.h"
+#include "ops/packed_like.h"
 
 namespace weft {
 namespace {
@@ -38,20 +39,6 @@ const std::byte* bytes_of(const ConstView& view) { return static_cast<const std:
 std::byte* bytes_of(const View& view) { return static_cast<std::byte*>(view.data()); }
 
 const cpu::PackedMatrix& packed(const Matrix& w) { return static_cast<const cpu::PackedMatrix&>(w); }
-
-/// A contiguous view of `data` with the type and sizes of `like`.
-View packed_like(const ConstView& like, void* data) {
-  switch (like.dims()) {
-    case 1:
-      return View(data, like.dtype(), {like.size(0)});
-    case 2:
-      return View(data, like.dtype(), {like.size(0), like.size(1)});
-    case 3:
-      return View(data, like.dtype(), {like.size(0), like.size(1), like.size(2)});
-    default:
-      return View(data, like.dtype(), {like.size(0), like.size(1), like.size(2), like.size(3)});
-  }
-}
 
 }  // namespace
 
