@@ -111,6 +111,8 @@ struct Engine::Parts {
   // Any thread.
   New make(Request request, bool counted);
   Refusal enter(std::span<const New> added);
+  /// Under the mutex.
+  void show_queue();
 
   // Engine thread.
   void work();
@@ -162,6 +164,8 @@ Engine::Parts::Parts(const EngineConfig& config_in, Hooks hooks_in, const MakeRa
       inbox(2 * static_cast<size_t>(config.max_queued_requests + resolved.limits.sequences) + 64),
       shares(static_cast<size_t>(resolved.grid.dcp())) {
   open.reserve(inbox.capacity() + static_cast<size_t>(resolved.limits.sequences));
+  metrics.exchange = team.exchange_counters();
+  metrics.first_rank = team.first_rank();
   const EngineSizes& sizes = resolved.sizes;
   log::info(
       "{} on {}, {} to a DCP group: {} KV tokens in {} of {}, longest request {}; per rank {} weights, {} workspaces, {} "
@@ -205,8 +209,9 @@ Engine::Refusal Engine::Parts::enter(std::span<const New> added) {
     if (!one.counted || queued_requests == 0) continue;
     const bool tokens_full =
         config.max_queued_tokens > 0 && queued_tokens + one.stream->prompt_tokens() > config.max_queued_tokens;
-    if (queued_requests < config.max_queued_requests && !tokens_full) continue;
-    metrics.refused_queue_full.add();
+    const bool requests_full = queued_requests >= config.max_queued_requests;
+    if (!requests_full && !tokens_full) continue;
+    (requests_full ? metrics.refused_queue_requests : metrics.refused_queue_tokens).add();
     return Refusal::queue_full;
   }
   for (const New& one : added) {
@@ -215,7 +220,13 @@ Engine::Refusal Engine::Parts::enter(std::span<const New> added) {
     ++queued_requests;
     queued_tokens += one.stream->prompt_tokens();
   }
+  show_queue();
   return Refusal::none;
+}
+
+void Engine::Parts::show_queue() {
+  metrics.queued_requests.set(static_cast<double>(queued_requests));
+  metrics.queued_tokens.set(static_cast<double>(queued_tokens));
 }
 
 void Engine::Parts::work() {
@@ -300,6 +311,7 @@ void Engine::Parts::look_after_open() {
   const std::lock_guard lock(mutex);
   queued_requests -= requests;
   queued_tokens -= tokens;
+  show_queue();
   open_requests -= over;
   if (open_requests == 0) ended.notify_all();
 }

@@ -28,6 +28,7 @@ struct EngineSizes {
   int64_t max_num_seqs = 0;       ///< sequences that run at once
   DType dtype = DType::bf16;      ///< resolved
   std::string kv_dtype;           ///< of the KV cache: bfloat16, float32, fp8_e4m3 or fp8_ds_mla
+  std::string instruction_set;    ///< of this machine, as far as the operators use it
 };
 
 /// Everything that follows from model and flags before anything is allocated. Throws UserError for an impossible combination.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "engine/chunk_sizer.h"
 
@@ -16,6 +17,9 @@ Scheduler::Limits resolve_limits(const EngineLoop::Options& options) {
   limits.sequences = std::min(limits.sequences, limits.tokens);
   return limits;
 }
+
+/// How often the shares of the ranks are added up while something runs: it takes a look at every sequence and rank.
+constexpr int64_t kRankPeriodUs = 100'000;
 
 double seconds(int64_t from_us, int64_t to_us) { return static_cast<double>(to_us - from_us) * 1e-6; }
 
@@ -45,15 +49,18 @@ struct EngineLoop::Parts {
   void finish_request(Submission& submission, int64_t now_us);
   void free_ended();
   void show_gauges();
+  void show_ranks();
 
   // --- one step ---
   void learn_time(int64_t now_us);
+  std::span<const Scheduler::Chosen> choose();
   void describe(std::span<const Scheduler::Chosen> chosen, int64_t now_us);
   void see_prompt(Sequence& sequence, int64_t now_us);
   void absorb(Sequence& sequence, int64_t tokens, size_t index, const StepPlan& plan, const StepResult& result, int64_t now_us);
   void keep_prompt_rows(Sequence& sequence, int64_t tokens, size_t index, const StepPlan& plan, const StepResult& result);
   void end_of_pending(Sequence& sequence, size_t row, const StepResult& result, int32_t top_width, int64_t now_us);
   void take_token(Sequence& sequence, size_t row, const StepResult& result, int32_t top_width, int64_t now_us);
+  void count_step(const StepPlan& plan, double step_seconds);
 
   Options options;
   Scheduler::Limits limits;
@@ -80,6 +87,9 @@ struct EngineLoop::Parts {
   std::vector<SequenceStep> steps;
   std::vector<RowSampling> sampling;
   PlanBuilder::Flags flags;
+
+  std::vector<int64_t> rank_tokens;  ///< scratch of show_ranks()
+  int64_t ranks_due_us = 0;          ///< when the shares of the ranks are to be added up again
 };
 
 EngineLoop::Parts::Parts(const Options& options_in, PlanBuilder& builder_in, StepRunner& runner_in, EngineMetrics& metrics_in)
@@ -96,6 +106,8 @@ EngineLoop::Parts::Parts(const Options& options_in, PlanBuilder& builder_in, Ste
               .secret = options.secret}),
       scheduler(memory, limits),
       sizer(options.tpot_target_ms * 1000, limits.min_chunk, limits.tokens) {
+  rank_tokens.resize(static_cast<size_t>(options.layout.shard.ranks));
+  metrics.rank_kv_tokens = std::vector<Gauge>(rank_tokens.size());
   steps.reserve(static_cast<size_t>(limits.sequences));
   sampling.reserve(static_cast<size_t>(2 * limits.sequences));
   builder.reserve({.rows = limits.tokens,
@@ -135,6 +147,10 @@ void EngineLoop::Parts::end_unfinished(Submission& submission, FinishReason reas
 void EngineLoop::Parts::finish_choice(Sequence& sequence, FinishReason reason, int64_t now_us) {
   // What a step that failed has stored is not known.
   scheduler.remove(sequence, reason != FinishReason::error);
+  if (sequence.generated > 1) {
+    const double decoding = seconds(sequence.submission->stream->times().first_token, sequence.last_token_us);
+    metrics.request_time_per_output_token.observe(decoding / static_cast<double>(sequence.generated - 1));
+  }
   (reason == FinishReason::stop     ? metrics.finished_stop
    : reason == FinishReason::length ? metrics.finished_length
    : reason == FinishReason::abort  ? metrics.finished_abort
@@ -148,16 +164,21 @@ void EngineLoop::Parts::finish_request(Submission& submission, int64_t now_us) {
   RequestTimes& times = submission.stream->edit_times();
   times.finished = now_us;
   const Sequence& one = submission.sequences.front();
-  int64_t generated = 0;
-  for (const Sequence& sequence : submission.sequences) generated += sequence.generated;
+  int64_t generated = 0, most = 0;
+  for (const Sequence& sequence : submission.sequences) {
+    generated += sequence.generated;
+    most = std::max(most, sequence.generated);
+  }
   metrics.e2e_latency.observe(seconds(times.submitted, now_us));
   metrics.request_prompt_tokens.observe(static_cast<double>(one.prompt_tokens));
   metrics.request_generated_tokens.observe(static_cast<double>(generated));
+  metrics.request_most_generated_tokens.observe(static_cast<double>(most));
   metrics.request_max_tokens.observe(static_cast<double>(submission.request.max_tokens));
   metrics.request_choices.observe(submission.request.choices);
   if (submission.prompt_seen) {
     metrics.queue_time.observe(seconds(times.submitted, times.admitted));
     metrics.inference_time.observe(seconds(times.admitted, now_us));
+    metrics.request_computed_tokens.observe(static_cast<double>(one.prompt_tokens - submission.stream->cached_tokens()));
   }
   if (generated > 0) {
     metrics.prefill_time.observe(seconds(times.admitted, times.first_token));
@@ -186,6 +207,13 @@ void EngineLoop::Parts::show_gauges() {
   metrics.blocks_held.set(static_cast<double>(memory.held()));
   metrics.blocks_cached.set(static_cast<double>(memory.cached()));
   metrics.kv_usage.set(static_cast<double>(memory.held()) / static_cast<double>(std::max<int64_t>(memory.blocks(), 1)));
+  if (running == 0) show_ranks();
+}
+
+void EngineLoop::Parts::show_ranks() {
+  memory.count_rank_tokens(scheduler.running(), rank_tokens);
+  for (size_t rank = 0; rank < rank_tokens.size(); ++rank)
+    metrics.rank_kv_tokens[rank].set(static_cast<double>(rank_tokens[rank]));
 }
 
 // --- one step --------------------------------------------------------------------------------------------------------------
@@ -193,6 +221,22 @@ void EngineLoop::Parts::show_gauges() {
 void EngineLoop::Parts::learn_time(int64_t now_us) {
   if (last_step) sizer.observe(now_us - last_step->start_us, last_step->prefill_rows, last_step->decodes);
   last_step.reset();
+}
+
+/// Who takes part in the step. Counts what that made necessary.
+std::span<const Scheduler::Chosen> EngineLoop::Parts::choose() {
+  const int64_t preemptions = scheduler.preemptions(), for_itself = scheduler.preemptions_for_itself();
+  const int64_t postponed = scheduler.decodes_postponed(), deferred = memory.admissions_deferred();
+  const int64_t dropped = memory.partial_hits_dropped();
+  const std::span<const Scheduler::Chosen> chosen = scheduler.next(sizer.rows_beside_decodes());
+  const int64_t all = scheduler.preemptions() - preemptions, own = scheduler.preemptions_for_itself() - for_itself;
+  metrics.preemptions.add(all);
+  metrics.preemptions_for_itself.add(own);
+  metrics.preemptions_for_older.add(all - own);
+  metrics.decodes_postponed.add(scheduler.decodes_postponed() - postponed);
+  metrics.admissions_deferred.add(memory.admissions_deferred() - deferred);
+  metrics.partial_hits_dropped.add(memory.partial_hits_dropped() - dropped);
+  return chosen;
 }
 
 /// Fills `steps`, `sampling` and `flags`.
@@ -249,9 +293,14 @@ void EngineLoop::Parts::see_prompt(Sequence& sequence, int64_t now_us) {
   submission.stream->edit_times().admitted = now_us;
   submission.stream->set_cached_tokens(sequence.cached);
   metrics.prompt_tokens.add(sequence.prompt_tokens);
-  if (!options.prefix_caching || submission.wants_prompt_rows()) return;
+  metrics.computed_prompt_tokens.add(sequence.prompt_tokens - sequence.cached);
+  if (!options.prefix_caching) return;
+  if (submission.wants_prompt_rows()) return metrics.prompts_not_looked_up.add();
+  const int64_t shared = sequence.published * options.layout.virtual_tokens();
   metrics.prefix_queries.add(sequence.prompt_tokens);
   metrics.prefix_hits.add(sequence.cached);
+  metrics.prefix_hits_shared.add(shared);
+  metrics.prefix_hits_copied.add(sequence.cached - shared);
 }
 
 /// Takes what the step has computed of one sequence.
@@ -358,6 +407,22 @@ void EngineLoop::Parts::take_token(Sequence& sequence, size_t row, const StepRes
   if (finish != FinishReason::none) finish_choice(sequence, finish, now_us);
 }
 
+void EngineLoop::Parts::count_step(const StepPlan& plan, double step_seconds) {
+  metrics.steps.add();
+  metrics.step_rows.add(plan->rows);
+  metrics.iteration_tokens.observe(plan->rows);
+  metrics.step_duration.observe(step_seconds);
+  for (const RowGroup& group : plan[plan->groups])
+    (group.via == ContextVia::none      ? metrics.rows_without_context
+     : group.via == ContextVia::queries ? metrics.rows_via_queries
+                                        : metrics.rows_via_keys)
+        .add(group.end - group.begin);
+  for (const BlockCopy& copy : plan[plan->copies]) {
+    metrics.kv_copies.add();
+    metrics.kv_copied_tokens.add(copy.tokens);
+  }
+}
+
 // --- the loop --------------------------------------------------------------------------------------------------------------
 
 EngineLoop::EngineLoop(const Options& options, PlanBuilder& builder, StepRunner& runner, EngineMetrics& metrics)
@@ -394,24 +459,29 @@ void EngineLoop::cancel(uint64_t id, int64_t now_us) {
 bool EngineLoop::step(int64_t now_us) {
   Parts& p = *parts_;
   p.learn_time(now_us);
-  const int64_t preemptions = p.scheduler.preemptions();
-  const std::span<const Scheduler::Chosen> chosen = p.scheduler.next(p.sizer.rows_beside_decodes());
-  p.metrics.preemptions.add(p.scheduler.preemptions() - preemptions);
+  const std::span<const Scheduler::Chosen> chosen = p.choose();
   if (chosen.empty()) return false;
   p.describe(chosen, now_us);
   const StepPlan& plan = p.builder.build(p.steps, p.memory.updates(), p.memory.copies(), p.flags);
   const StepResult& result = p.runner.run(plan);
   p.memory.step_done();
-  const int64_t end_us = now_us + std::llround(result.seconds * 1e6);
-  for (size_t i = 0; i < chosen.size(); ++i) p.absorb(*chosen[i].sequence, chosen[i].tokens, i, plan, result, end_us);
-  p.metrics.steps.add();
-  p.metrics.step_rows.add(plan->rows);
-  p.metrics.iteration_tokens.observe(plan->rows);
-  p.metrics.step_seconds.set(result.seconds);
+  const int64_t end_us = now_us + std::llround(result.seconds * 1e6), exchange_us = std::llround(result.exchange_seconds * 1e6);
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    Sequence& sequence = *chosen[i].sequence;
+    Submission& submission = *sequence.submission;  // Choices of one request are in the same step, which it is told once.
+    if (std::exchange(submission.timed_step, sequence.last_step) != sequence.last_step)
+      submission.stream->edit_times().exchange += exchange_us;
+    p.absorb(sequence, chosen[i].tokens, i, plan, result, end_us);
+  }
+  p.count_step(plan, result.seconds);
   // Where nothing is left, the time until the next step is not this step's.
   if (p.unfinished == 0) p.last_step.reset();
   p.free_ended();
   p.show_gauges();
+  if (end_us >= p.ranks_due_us) {
+    p.ranks_due_us = end_us + kRankPeriodUs;
+    p.show_ranks();
+  }
   return true;
 }
 

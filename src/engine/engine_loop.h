@@ -37,7 +37,7 @@ class EngineLoop {
     std::string fingerprint;           ///< model and layout: root of the prefix keys
     std::array<uint8_t, 16> secret{};  ///< of the prefix hash
   };
-  /// `builder`, `runner` and `metrics` outlive the loop.
+  /// `builder`, `runner` and `metrics` outlive the loop, which gives the metrics their gauges of ranks.
   EngineLoop(const Options& options, PlanBuilder& builder, StepRunner& runner, EngineMetrics& metrics);
   ~EngineLoop();
 

@@ -118,8 +118,14 @@ void ModelTeam::load(const ModelConfig& model, const EngineConfig& config, const
   });
 }
 
+std::vector<const ExchangeCounters*> ModelTeam::exchange_counters() const {
+  std::vector<const ExchangeCounters*> out;
+  for (const auto& rank : ranks_) out.push_back(&rank->exchange->counters());
+  return out;
+}
+
 const StepResult& ModelTeam::run(const StepPlan& plan) {
-  if (local_.announce) local_.announce(plan);
+  if (local_.announce) local_.announce(plan, last_tokens_);
   plan_ = &plan;
   team_.run(step_);
   StepResult& first = ranks_.front()->result;
@@ -129,6 +135,7 @@ const StepResult& ModelTeam::run(const StepPlan& plan) {
     if (rank->result.checksum != first.checksum)
       throw SystemError("ranks disagree on the tokens of step {}: the machine or the build is broken", plan->step);
   }
+  last_tokens_ = first.checksum;
   return first;
 }
 

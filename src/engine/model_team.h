@@ -11,6 +11,7 @@
 #include "engine/rank_team.h"
 #include "engine/sizes.h"
 #include "engine/step_runner.h"
+#include "exchange/exchange_counters.h"
 
 namespace weft {
 
@@ -24,8 +25,9 @@ struct LocalRanks {
   /// Wakes every rank that waits for another, in whatever process. Called by the thread of the rank that failed, in the handler
   /// of its error; must not throw.
   std::function<void()> abort;
-  /// Called with each plan before the ranks of this process run it: hands it to other processes. Empty where there are none.
-  std::function<void(const StepPlan&)> announce = {};
+  /// Called with each plan before the ranks of this process run it, and with the checksum of the tokens of the step before:
+  /// hands both to other processes, which compare the tokens with theirs. Empty where there are none.
+  std::function<void(const StepPlan&, uint64_t tokens_before)> announce = {};
   /// Sets what is called, on some thread, when another process is lost; nothing takes it back. Empty where there are no others.
   std::function<void(std::function<void(const std::string& why)> call)> on_loss = {};
 };
@@ -48,6 +50,12 @@ class ModelTeam final : public StepRunner {
   /// is a SystemError too.
   const StepResult& run(const StepPlan& plan) override;
 
+  /// Checksum of the tokens of the last step; 0 before the first.
+  uint64_t last_tokens() const { return last_tokens_; }
+  /// What the ranks of this process have moved, in their order. Lives as long as the team.
+  std::vector<const ExchangeCounters*> exchange_counters() const;
+  /// The tp rank of the first of them.
+  int first_rank() const { return local_.first; }
   /// Threads that each rank computes with.
   int threads_per_rank() const { return threads_per_rank_; }
   /// Sets what is called, on some thread, when the ranks in another process are lost. Nothing takes it back.
@@ -65,7 +73,8 @@ class ModelTeam final : public StepRunner {
   std::vector<std::unique_ptr<Rank>> ranks_;
   RankTeam team_;
   const StepPlan* plan_ = nullptr;  ///< of the current run
-  const RankTeam::Job step_;        ///< runs plan_ on a rank
+  uint64_t last_tokens_ = 0;
+  const RankTeam::Job step_;  ///< runs plan_ on a rank
 };
 
 }  // namespace weft

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <span>
@@ -32,6 +33,31 @@ std::string current_error() {
 
 /// Where MPI binds processes to cores of their own, only the ranks of this one compute on what it sees.
 bool shares_cores() { return static_cast<long>(std::thread::hardware_concurrency()) >= ::sysconf(_SC_NPROCESSORS_ONLN); }
+
+/// What an order to run a step says: the checksum of the tokens that process 0 chose in the step before, then the plan.
+class RunMessage {
+ public:
+  /// Valid until the next call.
+  std::span<const std::byte> write(const StepPlan& plan, uint64_t tokens_before) {
+    bytes_.resize(sizeof(tokens_before) + plan.bytes().size());
+    std::memcpy(bytes_.data(), &tokens_before, sizeof(tokens_before));
+    std::memcpy(bytes_.data() + sizeof(tokens_before), plan.bytes().data(), plan.bytes().size());
+    return bytes_;
+  }
+  /// Fills `plan`. Throws SystemError where it is damaged, or process 0 has chosen other tokens than `own_tokens`.
+  static void read(std::span<const std::byte> bytes, uint64_t own_tokens, StepPlan& plan) {
+    uint64_t tokens = 0;
+    if (bytes.size() < sizeof(tokens)) throw SystemError("an order to run a step is too short: {} bytes", bytes.size());
+    std::memcpy(&tokens, bytes.data(), sizeof(tokens));
+    plan.receive(bytes.subspan(sizeof(tokens)));
+    if (tokens != own_tokens)
+      throw SystemError("processes disagree on the tokens of the step before step {}: the machine or the build is broken",
+                        plan->step);
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
 
 /// The groups of a run, as far as this process is in them.
 class Session {
@@ -72,7 +98,9 @@ class Session {
     local.make_dcp = [self](int rank) { return self->join_dcp(rank); };
     local.abort = [self] { self->abort(); };
     if (processes_.index() == 0)
-      local.announce = [self](const StepPlan& plan) { self->link_.broadcast(PlanLink::Order::run, plan.bytes()); };
+      local.announce = [self](const StepPlan& plan, uint64_t tokens_before) {
+        self->link_.broadcast(PlanLink::Order::run, self->run_message_.write(plan, tokens_before));
+      };
     local.on_loss = [self](std::function<void(const std::string&)> call) { self->processes_.on_loss(std::move(call)); };
     return local;
   }
@@ -105,6 +133,7 @@ class Session {
   MpiGroup tp_;
   std::vector<DcpGroup> dcp_;
   PlanLink link_;
+  RunMessage run_message_;
   std::atomic<bool> is_dead_{false};
 };
 
@@ -144,7 +173,10 @@ PlanLink::Received run_ranks(Processes& processes, PlanLink& link, const EngineC
   const ResolvedConfig resolved = resolve(model, config, *make_cpu_ops(1));
   ModelTeam team(model, config, resolved, process_ranks(processes, resolved.grid));
   PlanLink::Received order = link.receive();
-  for (; order.order == PlanLink::Order::run; order = link.receive()) team.run(StepPlan::from_bytes(order.bytes));
+  for (StepPlan plan; order.order == PlanLink::Order::run; order = link.receive()) {
+    RunMessage::read(order.bytes, team.last_tokens(), plan);
+    team.run(plan);
+  }
   return order;
 }
 

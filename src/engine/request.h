@@ -68,6 +68,10 @@ struct TokenEvent {
 /// Times of a request in microseconds of the engine's clock; 0 where it has not come so far.
 struct RequestTimes {
   int64_t submitted = 0, admitted = 0, first_token = 0, finished = 0;
+  /// Not a moment but a while: what the steps that the request was in spent moving data between ranks and waiting for them, on
+  /// the first rank. A step's time is that of all its requests, so this is part of how long the request took, not its share of
+  /// what the machine did.
+  int64_t exchange = 0;
 };
 
 /// Logits and records of a captured run. Layout as in the reference data: see docs/eval.md.

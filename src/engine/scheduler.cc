@@ -40,7 +40,10 @@ std::span<const Scheduler::Chosen> Scheduler::next(int64_t prefill_beside_decode
 void Scheduler::grow_running() {
   for (size_t i = 0; i < running_.size(); ++i) {
     // The last of them may be the sequence itself; then it waits.
-    while (i < running_.size() && !memory_.grow(*running_[i])) preempt(*running_.back());
+    while (i < running_.size() && !memory_.grow(*running_[i])) {
+      if (i + 1 == running_.size()) ++preemptions_for_itself_;
+      preempt(*running_.back());
+    }
   }
 }
 
@@ -63,7 +66,10 @@ bool Scheduler::choose_last_tokens() {
   }
   bool decodes = false;
   for (Sequence* sequence : last_tokens_) {
-    if (!room_.take(sampling_need(*sequence))) continue;
+    if (!room_.take(sampling_need(*sequence))) {
+      if (sequence->decoding()) ++decodes_postponed_;
+      continue;
+    }
     decodes |= sequence->decoding();
     choose(*sequence, 1);
   }

@@ -51,6 +51,10 @@ class Scheduler {
   std::span<Sequence* const> running() const { return running_; }
   int64_t waiting() const { return waiting_.size(); }
   int64_t preemptions() const { return preemptions_; }
+  /// Those of them where the sequence that wanted to grow was the youngest itself.
+  int64_t preemptions_for_itself() const { return preemptions_for_itself_; }
+  /// Times that a decode was left out of a step, because the step's lists were full.
+  int64_t decodes_postponed() const { return decodes_postponed_; }
 
  private:
   /// What is left of a step's lists.
@@ -75,7 +79,7 @@ class Scheduler {
   std::vector<Sequence*> last_tokens_;  ///< scratch: those with one token left to compute
   Room room_;
   uint64_t steps_ = 0, admissions_ = 0;
-  int64_t preemptions_ = 0;
+  int64_t preemptions_ = 0, preemptions_for_itself_ = 0, decodes_postponed_ = 0;
   /// The sequence that found too few blocks, and how many there were: it need not be looked up again until there are more.
   const Sequence* blocked_ = nullptr;
   int64_t blocked_available_ = 0, blocked_prompt_blocks_ = 0;

@@ -36,7 +36,10 @@ bool SequenceMemory::reuses_cache(const Sequence& sequence) const {
 SequenceMemory::Admission SequenceMemory::admit(Sequence& sequence, int32_t slot) {
   const auto length = static_cast<int64_t>(sequence.tokens.size());
   const int64_t needed = layout_.blocks_for(length);
-  if (static_cast<int64_t>(updates_.size()) + needed > max_updates_) return Admission::next_step;
+  if (static_cast<int64_t>(updates_.size()) + needed > max_updates_) {
+    ++admissions_deferred_;
+    return Admission::next_step;
+  }
   const PrefixKey root = sequence.submission->root;
   PrefixIndex::Hit hit{.key = root, .partial = {}};
   found_.clear();
@@ -53,6 +56,7 @@ SequenceMemory::Admission SequenceMemory::admit(Sequence& sequence, int32_t slot
     hit.partial.reset();
     hit.tokens -= hit.partial_tokens;
     fits = sequence.blocks.grow_to(needed);
+    if (fits) ++partial_hits_dropped_;
   }
   if (!fits) {
     sequence.blocks.clear();
@@ -119,6 +123,21 @@ void SequenceMemory::step_done() {
   copies_.clear();
   for (const BlockId source : sources_) pool_.release(source);
   sources_.clear();
+}
+
+void SequenceMemory::count_rank_tokens(std::span<Sequence* const> running, std::span<int64_t> rank_tokens) const {
+  WEFT_CHECK(sources_.empty()) << "a step is under way";
+  const int64_t whole = layout_.virtual_tokens();
+  std::fill(rank_tokens.begin(), rank_tokens.end(), 0);
+  // Only full blocks are shared. What a sequence has behind its full ones is its own: one that fills, and empty ones.
+  int64_t full_blocks = held();
+  for (const Sequence* sequence : running) {
+    const int64_t full = sequence->cached / whole;
+    full_blocks -= sequence->blocks.size() - full;
+    for (size_t rank = 0; rank < rank_tokens.size(); ++rank)
+      rank_tokens[rank] += layout_.shard.local_count(sequence->cached - full * whole, static_cast<int>(rank));
+  }
+  for (int64_t& tokens : rank_tokens) tokens += full_blocks * layout_.block_tokens;
 }
 
 void SequenceMemory::reset_cache(std::span<Sequence* const> running) {

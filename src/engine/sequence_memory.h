@@ -59,6 +59,13 @@ class SequenceMemory {
   int64_t prompt_blocks() const { return prompt_blocks_; }
   int64_t held() const { return pool_.size() - pool_.available(); }
   int64_t cached() const { return pool_.cached(); }
+  /// Partial hits that were given up, because no block was left to copy into.
+  int64_t partial_hits_dropped() const { return partial_hits_dropped_; }
+  /// Admissions that had to wait for the next step's table updates.
+  int64_t admissions_deferred() const { return admissions_deferred_; }
+  /// Tokens whose KV each rank holds for the `running` sequences, which are all that are admitted: rank_tokens is [ranks]. A
+  /// block that several of them share counts once. Requires: no step is under way.
+  void count_rank_tokens(std::span<Sequence* const> running, std::span<int64_t> rank_tokens) const;
   /// Most entries of updates().
   int64_t max_updates() const { return max_updates_; }
 
@@ -74,7 +81,7 @@ class SequenceMemory {
   BlockLayout layout_;
   bool caching_;
   int64_t max_updates_;
-  int64_t prompt_blocks_ = 0;
+  int64_t prompt_blocks_ = 0, partial_hits_dropped_ = 0, admissions_deferred_ = 0;
   BlockPool pool_;
   PrefixIndex index_;
   std::vector<TableUpdate> updates_;

@@ -179,7 +179,8 @@ ResolvedConfig resolve(const ModelConfig& model, const EngineConfig& config, Ops
                     .max_model_len = 0,
                     .max_num_seqs = limits.sequences,
                     .dtype = dtype,
-                    .kv_dtype = name_of(kv)};
+                    .kv_dtype = name_of(kv),
+                    .instruction_set = cpu_instruction_set()};
   if (config.num_gpu_blocks_override > most_blocks(shape)) {
     throw UserError("--num-gpu-blocks-override must be at most {} for blocks of {} tokens: got {}", most_blocks(shape),
                     shape.layout.virtual_tokens(), config.num_gpu_blocks_override);

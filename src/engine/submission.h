@@ -27,6 +27,7 @@ struct Submission {
   PrefixKey root;                                   ///< of its prefixes
   int unfinished = 0;                               ///< choices
   bool prompt_seen = false;                         ///< its prompt has been looked up and counted
+  uint64_t timed_step = 0;                          ///< the last step whose exchange time it has
   Submission *previous = nullptr, *next = nullptr;  ///< among those of the engine
 
   /// Something of every row of the prompt is wanted, so none may come from the cache.

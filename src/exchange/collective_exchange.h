@@ -29,8 +29,8 @@ class CollectiveExchange final : public Exchange {
   View context_buffer(int64_t rows, int64_t dim, DType dtype) override;
   ConstView gather_context() override;
   void all_reduce_norm(View partial, View residual, const float* weight, float eps, View out) override;
-  void all_reduce(View data) override { tp_.all_reduce_sum(data); }
-  void all_gather_tp(ConstView in, View out) override { tp_.all_gather(in, out); }
+  void all_reduce(View data) override;
+  void all_gather_tp(ConstView in, View out) override;
   void abort() noexcept override;
 
   /// What the buffers take.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "base/tensor.h"
+#include "exchange/exchange_counters.h"
 #include "ops/ops.h"
 
 namespace weft {
@@ -60,6 +61,12 @@ class Exchange {
   virtual void all_gather_tp(ConstView in, View out) = 0;
   /// Wakes every rank that waits. Any thread.
   virtual void abort() noexcept = 0;
+
+  /// What this rank has moved so far. Any thread.
+  const ExchangeCounters& counters() const { return counters_; }
+
+ protected:
+  ExchangeCounters counters_;
 };
 
 }  // namespace weft

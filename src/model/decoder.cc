@@ -85,6 +85,7 @@ Decoder::Decoder(const Parts& parts)
 
 void Decoder::forward(const StepPlan& plan, View hidden, StepResult& result) {
   const auto start = std::chrono::steady_clock::now();
+  const int64_t exchanged = exchange_.counters().nanoseconds();
   WEFT_CHECK_LE(plan->rows, limits_.rows);
   WEFT_CHECK_EQ(plan->ranks, exchange_.dcp_size());
   WEFT_CHECK_EQ(plan->first_layer, weights_.first_layer);
@@ -105,6 +106,7 @@ void Decoder::forward(const StepPlan& plan, View hidden, StepResult& result) {
     ops_.copy(stages_->residual.rows(0, plan->rows), hidden);
   ops_.synchronize();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.exchange_seconds = static_cast<double>(exchange_.counters().nanoseconds() - exchanged) * 1e-9;
 }
 
 void Decoder::update_tables(const StepPlan& plan) {

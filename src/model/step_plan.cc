@@ -31,12 +31,17 @@ void StepPlan::seal() {
   header().checksum = compute_checksum();
 }
 
+void StepPlan::receive(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(PlanHeader)) throw SystemError("step plan is too short: {} bytes", bytes.size());
+  block_.assign(bytes.begin(), bytes.end());
+  if (header().bytes != bytes.size())
+    throw SystemError("step plan has {} bytes, its header says {}", bytes.size(), header().bytes);
+  if (header().checksum != compute_checksum()) throw SystemError("step plan {} arrived damaged", header().step);
+}
+
 StepPlan StepPlan::from_bytes(std::span<const std::byte> bytes) {
   StepPlan plan;
-  if (bytes.size() < sizeof(PlanHeader)) throw SystemError("step plan is too short: {} bytes", bytes.size());
-  plan.block_.assign(bytes.begin(), bytes.end());
-  if (plan->bytes != bytes.size()) throw SystemError("step plan has {} bytes, its header says {}", bytes.size(), plan->bytes);
-  if (plan->checksum != plan.compute_checksum()) throw SystemError("step plan {} arrived damaged", plan->step);
+  plan.receive(bytes);
   return plan;
 }
 

@@ -154,7 +154,10 @@ class StepPlan {
   void seal();
   /// The checksum that the block should have.
   uint64_t compute_checksum() const;
-  /// A plan from received bytes. Throws SystemError where size or checksum disagree.
+  /// Becomes the plan that came as `bytes`; memory only grows. Throws SystemError where size or checksum disagree, and is
+  /// undefined then.
+  void receive(std::span<const std::byte> bytes);
+  /// A new plan from received bytes, as receive().
   static StepPlan from_bytes(std::span<const std::byte> bytes);
   /// Becomes a plan whose bytes were sealed in this process. Allocates nothing within the capacity.
   void assign(std::span<const std::byte> sealed) { block_.assign(sealed.begin(), sealed.end()); }
@@ -175,6 +178,7 @@ struct StepResult {
   uint64_t checksum = 0;                 ///< of ids: equal on all ranks
   std::vector<uint64_t> rank_checksums;  ///< of the ranks of this process, filled by the team
   double seconds = 0;                    ///< of the forward on rank 0
+  double exchange_seconds = 0;           ///< of those, spent moving data between ranks and waiting for them
 
   struct RouterRecord {
     int layer = 0, top_k = 0;

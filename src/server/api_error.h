@@ -17,6 +17,7 @@ class ApiError : public UserError {
 
   int status;
   std::string param, code;
+  bool never_fits = false;  ///< too long for the whole KV memory, not only for --max-model-len
 };
 
 /// {"error": {"message", "type", "param", "code"}}.

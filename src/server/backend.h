@@ -19,6 +19,15 @@ struct BackendInfo {
   int64_t block_tokens = 0;     ///< tokens of a virtual block: block_size * dcp
   int tp = 1, dcp = 1, interleave = 1, block_size = 16;
   bool prefix_caching = true;
+
+  struct Memory {
+    int64_t weights = 0, workspaces = 0, exchange = 0, kv = 0;
+  };
+  Memory rank_bytes = {};  ///< of the largest rank
+  int64_t max_num_seqs = 0;
+  int64_t max_queued_requests = 0, max_queued_tokens = 0;  ///< bounds of the queue; tokens 0: none
+  int processes = 1;                                       ///< that the ranks are spread over
+  std::string instruction_set = {};                        ///< that the operators use
 };
 
 /// All that the server knows of what answers requests. EngineBackend is the real one; tests have one without a model.

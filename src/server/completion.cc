@@ -15,12 +15,17 @@ constexpr int64_t kHeavyValues = 2000;
 
 const char* word(FinishReason reason) { return reason == FinishReason::stop ? "stop" : "length"; }
 
+[[noreturn]] void refuse_length(const std::string& message, int64_t tokens, const BackendInfo& info) {
+  ApiError error(400, message, "prompt", "context_length_exceeded");
+  error.never_fits = tokens > info.capacity_tokens;
+  throw error;
+}
+
 [[noreturn]] void refuse_length(int64_t prompt, int64_t max_tokens, const BackendInfo& info) {
-  throw ApiError(400,
-                 fmt::format("the request is too long: {} prompt tokens and max_tokens {}, the limit for both together is {}, "
-                             "with KV memory for {} tokens",
-                             prompt, max_tokens, info.max_model_len, info.capacity_tokens),
-                 "prompt", "context_length_exceeded");
+  refuse_length(fmt::format("the request is too long: {} prompt tokens and max_tokens {}, the limit for both together is {}, "
+                            "with KV memory for {} tokens",
+                            prompt, max_tokens, info.max_model_len, info.capacity_tokens),
+                max_tokens > info.capacity_tokens ? max_tokens : prompt + max_tokens, info);
 }
 
 template <typename T>
@@ -79,11 +84,10 @@ void Completion::tokenize() {
       const bool may_cut = request_.truncate_prompt != 0;
       const auto bytes = static_cast<int64_t>(input.text.size());
       if (!may_cut && tokenizer_->least_tokens(bytes) > limit)
-        throw ApiError(400,
-                       fmt::format("the prompt is too long: {} bytes are at least {} tokens, the limit for prompt and answer "
-                                   "together is {}",
-                                   bytes, tokenizer_->least_tokens(bytes), limit),
-                       "prompt", "context_length_exceeded");
+        refuse_length(fmt::format("the prompt is too long: {} bytes are at least {} tokens, the limit for prompt and answer "
+                                  "together is {}",
+                                  bytes, tokenizer_->least_tokens(bytes), limit),
+                      tokenizer_->least_tokens(bytes), info);
       // Of a text that is too long in any case the rest is not read.
       prompt.ids = tokenizer_->encode(input.text, {.add_special_tokens = request_.add_special_tokens,
                                                    .mark = input.mark,
@@ -436,6 +440,7 @@ std::optional<Timings> Completion::timings() const {
     out.queue_us = std::max(out.queue_us, admitted - times.submitted);
     out.prefill_us = std::max(out.prefill_us, first - admitted);
     out.decode_us = std::max(out.decode_us, times.finished - first);
+    out.exchange_us = std::max(out.exchange_us, times.exchange);
     out.cached_tokens += prompt.stream->cached_tokens();
   }
   return out;

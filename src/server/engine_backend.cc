@@ -17,7 +17,16 @@ EngineBackend::EngineBackend(Engine& engine) : engine_(engine) {
            .dcp = engine.grid().dcp(),
            .interleave = config.cp_kv_cache_interleave_size,
            .block_size = config.block_size,
-           .prefix_caching = config.enable_prefix_caching};
+           .prefix_caching = config.enable_prefix_caching,
+           .rank_bytes = {.weights = sizes.weight_bytes,
+                          .workspaces = sizes.workspace_bytes,
+                          .exchange = sizes.exchange_bytes,
+                          .kv = sizes.kv_bytes},
+           .max_num_seqs = sizes.max_num_seqs,
+           .max_queued_requests = config.max_queued_requests,
+           .max_queued_tokens = config.max_queued_tokens,
+           .processes = engine.grid().tp() / static_cast<int>(engine.metrics().exchange.size()),
+           .instruction_set = sizes.instruction_set};
 }
 
 std::vector<int64_t> EngineBackend::tokens_per_rank(int64_t tokens) const {

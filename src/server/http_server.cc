@@ -425,7 +425,7 @@ void Session::on_step(Step step) {
 }
 
 void Session::refuse(int status, const std::string& message, const std::string& code) {
-  respond(server_.service.error(ApiError(status, message, {}, code)));
+  respond(server_.service.refuse(ApiError(status, message, {}, code)));
 }
 
 std::string Session::head_text(int status, const HttpResponse& response, bool streamed) const {
@@ -471,6 +471,7 @@ void Session::write() {
 void Session::on_written(error_code error, size_t bytes) {
   if (state_ == State::closed) return;
   if (error) return disconnected();
+  server_.service.http().response_bytes.add(static_cast<int64_t>(bytes));
   for (asio::const_buffer& part : out_) {
     const size_t taken = std::min(bytes, part.size());
     part += taken;

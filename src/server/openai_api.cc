@@ -382,6 +382,7 @@ ordered_json timings_json(const Timings& timings) {
   out["queue_ms"] = milliseconds(timings.queue_us);
   out["prefill_ms"] = milliseconds(timings.prefill_us);
   out["decode_ms"] = milliseconds(timings.decode_us);
+  out["exchange_ms"] = milliseconds(timings.exchange_us);
   out["prompt_tokens"] = timings.prompt_tokens;
   out["cached_tokens"] = timings.cached_tokens;
   out["completion_tokens"] = timings.completion_tokens;

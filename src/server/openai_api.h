@@ -107,6 +107,7 @@ struct Usage {
 /// Where the time of an answer went, of its slowest prompt.
 struct Timings {
   int64_t queue_us = 0, prefill_us = 0, decode_us = 0;
+  int64_t exchange_us = 0;  ///< of prefill and decode together: what their steps waited for other ranks
   int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
 };
 

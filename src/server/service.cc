@@ -171,8 +171,15 @@ bool Service::authorized(const HttpHead& head) const {
 
 HttpResponse Service::error(const ApiError& error) const {
   HttpResponse out{.status = error.status, .body = error_json(error)};
+  out.refusal = refusal_reason(error);
   if (error.status == 429) out.headers.emplace_back("Retry-After", std::to_string(retry_after()));
   if (error.status == 401) out.headers.emplace_back("WWW-Authenticate", "Bearer");
+  return out;
+}
+
+HttpResponse Service::refuse(const ApiError& error) {
+  HttpResponse out = this->error(error);
+  http_.refused(out.refusal);
   return out;
 }
 
@@ -185,6 +192,12 @@ std::vector<std::pair<std::string, std::string>> Service::cors(const HttpHead& h
 }
 
 std::optional<HttpResponse> Service::answer(const HttpHead& head) {
+  std::optional<HttpResponse> out = answer_to_head(head);
+  if (out) http_.refused(out->refusal);
+  return out;
+}
+
+std::optional<HttpResponse> Service::answer_to_head(const HttpHead& head) {
   // A browser asks so before a request, without the key; the answer says nothing but who may ask.
   if (head.method == "OPTIONS" && !head.preflight_method.empty()) {
     HttpResponse out{.status = 204, .body = {}};
@@ -246,12 +259,15 @@ std::optional<HttpResponse> Service::get(const HttpHead& head) {
     return json_response({{"status", "ok"}});
   }
   if (head.path == "/ready") {
-    static constexpr const char* kWords[] = {"loading", "ready", "draining", "failed"};
-    return json_response({{"status", kWords[static_cast<size_t>(now)]}}, now == State::ready ? 200 : 503);
+    return json_response({{"status", kServerStates[static_cast<size_t>(now)]}}, now == State::ready ? 200 : 503);
   }
   if (head.path == "/version") return json_response({{"version", config_.version}});
   if (head.path == "/metrics")
-    return HttpResponse{.body = metrics_text(backend(), http_, config_.model_names.front()),
+    return HttpResponse{.body = metrics_text({.backend = backend(),
+                                              .http = http_,
+                                              .model_name = config_.model_names.front(),
+                                              .version = config_.version,
+                                              .state = static_cast<size_t>(now)}),
                         .content_type = "text/plain; version=0.0.4; charset=utf-8"};
   if (backend() == nullptr) return error(ApiError(503, "the model is loading", {}, "loading"));
   if (head.path == "/server_info" || head.path == "/get_server_info") return info();
@@ -406,12 +422,12 @@ Service::Reply Service::handle(const HttpHead& head, std::string body) {
     if (backend == nullptr) throw ApiError(503, "the model is loading", {}, "loading");
     return reply(head.path, std::exchange(body, {}), *backend);
   } catch (const ApiError& refused) {
-    return {.now = error(refused)};
+    return {.now = refuse(refused)};
   } catch (const UserError& refused) {
-    return {.now = error(ApiError(400, refused.what()))};
+    return {.now = refuse(ApiError(400, refused.what()))};
   } catch (const std::exception& failed) {
     log::error("a request failed: {}", failed.what());
-    return {.now = error(ApiError(500, "the server could not handle the request", {}, "internal_error"))};
+    return {.now = refuse(ApiError(500, "the server could not handle the request", {}, "internal_error"))};
   }
 }
 

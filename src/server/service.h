@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct HttpResponse {
   std::string body;
   std::string content_type = "application/json";
   std::vector<std::pair<std::string, std::string>> headers = {};
+  std::string_view refusal = {};  ///< of an error: as refusal_reason() says
 };
 
 /// The server without sockets: which routes there are, who may use them, and what they answer.
@@ -47,7 +49,7 @@ class Service {
   explicit Service(Config config);
 
   // --- what the process does --------------------------------------------------------------------------------------------
-  enum class State : uint8_t { loading, ready, draining, failed };
+  enum class State : uint8_t { loading, ready, draining, failed };  ///< kServerStates has their names
   State state() const;
   /// The model is loaded. Both outlive the service; `tokenizer` and `render` may be null. Call once.
   void open(Backend& backend, const Tokenizer* tokenizer, RenderChat render = nullptr);
@@ -69,6 +71,8 @@ class Service {
   /// For the requests that answer() left. May take as long as the body is large.
   Reply handle(const HttpHead& head, std::string body);
   HttpResponse error(const ApiError& error) const;
+  /// The same, of a request that is not taken: counted by its reason.
+  HttpResponse refuse(const ApiError& error);
   /// Headers for web pages of other origins.
   std::vector<std::pair<std::string, std::string>> cors(const HttpHead& head) const;
   /// The name under which a path is counted.
@@ -86,6 +90,7 @@ class Service {
   void require_known(const std::string& model) const;
   HttpResponse tokenize(const std::string& body, Backend& backend) const;
   HttpResponse detokenize(const std::string& body, Backend& backend) const;
+  std::optional<HttpResponse> answer_to_head(const HttpHead& head);
   std::optional<HttpResponse> get(const HttpHead& head);
   HttpResponse models(std::string_view only) const;
   HttpResponse info() const;

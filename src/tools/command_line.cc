@@ -8,18 +8,11 @@
 #include <utility>
 
 #include "base/check.h"
+#include "tools/bench_settings.h"
 #include "tools/unsupported_flags.h"
 
 namespace weft {
 namespace {
-
-/// A flag of one command.
-struct Option {
-  std::string name;
-  std::string value;  ///< placeholder, "" for a switch
-  std::string help;
-  bool required = false;
-};
 
 struct Command {
   std::string name, summary;
@@ -76,6 +69,9 @@ const std::vector<Command>& commands() {
              .help = "For running requests to end after SIGTERM; 10 if not given."},
             {.name = "disable-log-requests", .value = "", .help = "No log line for each request."},
             {.name = "log-level", .value = "LEVEL", .help = "debug, info, warning or error; info if not given."}}},
+      {.name = "bench serve",
+       .summary = "Load a server, this one or another of the same API, and report how fast it answers.",
+       .options = bench_serve_options()},
       {.name = "inspect",
        .summary = "Sizes and limits of a model under these flags, from its config.json alone.",
        .positional = "MODEL",
@@ -97,6 +93,21 @@ const std::vector<Command>& commands() {
 const Command* find_command(const std::string& name) {
   const auto it = std::find_if(commands().begin(), commands().end(), [&](const Command& c) { return c.name == name; });
   return it == commands().end() ? nullptr : &*it;
+}
+
+/// "bench serve" is one command in two words; `bench` alone asks for its help.
+std::vector<std::string> with_joined_words(std::vector<std::string> words) {
+  const size_t at = !words.empty() && words.front() == "help" ? 1 : 0;
+  if (words.size() <= at || words[at] != "bench") return words;
+  if (words.size() == at + 1) words.emplace_back(at == 0 ? "--help" : "serve");
+  const auto second = words.begin() + static_cast<std::ptrdiff_t>(at) + 1;
+  if (*second == "--help" || *second == "-h") {
+    words[at] = "bench serve";
+  } else {
+    words[at] += " " + *second;
+    words.erase(second);
+  }
+  return words;
 }
 
 [[noreturn]] void refuse_command(const std::string& name) {
@@ -129,8 +140,9 @@ const Command* find_command(const std::string& name) {
 
 }  // namespace
 
-Invocation parse_command_line(const std::vector<std::string>& arguments, const Environment& environment,
+Invocation parse_command_line(const std::vector<std::string>& given_arguments, const Environment& environment,
                               const std::vector<std::string>& variables) {
+  const std::vector<std::string> arguments = with_joined_words(given_arguments);
   if (arguments.empty() || arguments.front() == "--help" || arguments.front() == "-h") return {.command = "help"};
   if (arguments.front() == "--version") return {.command = "version"};
   const Command* command = find_command(arguments.front());
@@ -139,7 +151,7 @@ Invocation parse_command_line(const std::vector<std::string>& arguments, const E
   std::vector<std::string> rest(arguments.begin() + 1, arguments.end());
   if (std::find(rest.begin(), rest.end(), "--help") != rest.end() || std::find(rest.begin(), rest.end(), "-h") != rest.end())
     return {.command = "help", .about = command->name};
-  if (command->takes_engine_flags) rest = plain_arguments(rest);
+  if (command->takes_engine_flags || command->name == "bench serve") rest = plain_arguments(rest);
 
   CLI::App app;
   app.set_help_flag();
@@ -147,10 +159,13 @@ Invocation parse_command_line(const std::vector<std::string>& arguments, const E
   std::string positional;
   if (!command->positional.empty()) app.add_option(command->positional, positional);
   std::map<std::string, std::string> values;
+  std::map<std::string, std::vector<std::string>> lists;
   std::map<std::string, bool> switches;
   for (const Option& option : command->options) {
     if (option.value.empty()) {
       app.add_flag("--" + option.name, switches[option.name]);
+    } else if (option.several) {
+      app.add_option("--" + option.name, lists[option.name]);
     } else {
       app.add_option("--" + option.name, values[option.name])->take_last();
     }
@@ -170,6 +185,8 @@ Invocation parse_command_line(const std::vector<std::string>& arguments, const E
   for (const Option& option : command->options) {
     if (app.count("--" + option.name) > 0) {
       out.options[option.name] = option.value.empty() ? "" : values[option.name];
+      if (option.several)
+        out.options[option.name] = fmt::format("{}", fmt::join(lists[option.name], std::string(1, kBetweenValues)));
     } else if (option.required) {
       throw UserError("weft {} needs --{} {}", command->name, option.name, option.value);
     }

@@ -10,6 +10,17 @@
 
 namespace weft {
 
+/// A flag of one command.
+struct Option {
+  std::string name;
+  std::string value;  ///< placeholder, "" for a switch
+  std::string help;
+  bool required = false;
+  bool several = false;  ///< takes all values that follow
+};
+/// Between the values of an option that takes several.
+constexpr char kBetweenValues = '\n';
+
 /// What the user asks `weft` to do.
 struct Invocation {
   std::string command;              ///< one of those that `weft help` lists

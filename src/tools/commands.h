@@ -9,6 +9,7 @@ namespace weft {
 void run_generate(const Invocation& invocation);
 void run_eval(const Invocation& invocation);
 void run_serve(const Invocation& invocation);
+void run_bench_serve(const Invocation& invocation);
 void run_inspect(const Invocation& invocation);
 void run_replay(const Invocation& invocation);
 

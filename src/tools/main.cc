@@ -38,6 +38,7 @@ void run(const weft::Invocation& invocation) {
   if (command == "generate") return weft::run_generate(invocation);
   if (command == "eval") return weft::run_eval(invocation);
   if (command == "serve") return weft::run_serve(invocation);
+  if (command == "bench serve") return weft::run_bench_serve(invocation);
   if (command == "inspect") return weft::run_inspect(invocation);
   if (command == "replay") return weft::run_replay(invocation);
   const std::string text = command == "version"         ? "weft " WEFT_VERSION "\n"

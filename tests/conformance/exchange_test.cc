@@ -339,6 +339,45 @@ TEST_P(ExchangeTest, GathersSlicesOfTheLastDimension) {
   });
 }
 
+TEST_P(ExchangeTest, CountsWhatARankReceives) {
+  on_all_ranks([this](Exchange& exchange, Ops&) {
+    const auto element = static_cast<int64_t>(size_of(dtype()));
+    const int64_t dcp = exchange.dcp_size(), tp = exchange.tp_size();
+    const auto expect = [&](ExchangeCounters::Operation operation, int64_t calls, int64_t bytes) {
+      const ExchangeCounters::Counts& counts = exchange.counters().of[operation];
+      EXPECT_EQ(counts.calls.value(), calls) << ExchangeCounters::kNames[operation];
+      EXPECT_EQ(counts.bytes.value(), bytes) << ExchangeCounters::kNames[operation];
+      EXPECT_EQ(counts.nanoseconds.value() > 0, calls > 0) << ExchangeCounters::kNames[operation];
+    };
+    Tensor data(dtype(), 4 * 6), gathered(dtype(), tp * 4 * 6);
+    exchange.all_reduce(data.view({4, 6}));
+    exchange.all_reduce(data.view({2, 6}));
+    exchange.all_gather_tp(data.view({4, 6}), gathered.view({tp, 4, 6}));
+    if (dcp > 1) {
+      Tensor q(dtype(), 5 * 3 * 10);
+      exchange.gather_queries(q.view({5, 3, 10}));
+      exchange.context_buffer(7, 12, DType::u8);
+      exchange.gather_context();
+      exchange.partial_buffer(5, 3, 9);
+      Tensor out(dtype(), 5 * 3 * 9);
+      std::vector<float> lse(5 * 3);
+      exchange.exchange_partials(out.view({5, 3, 9}), View(lse.data(), DType::f32, {5, 3}));
+    }
+    // Of a group of one rank nothing is counted. A sum takes each element's other parts in, and its sum's back.
+    expect(ExchangeCounters::all_reduce, tp > 1 ? 2 : 0,
+           2 * (tp - 1) * 4 * 6 * element / tp + 2 * (tp - 1) * 2 * 6 * element / tp);
+    expect(ExchangeCounters::gather_logits, tp > 1 ? 1 : 0, (tp - 1) * 4 * 6 * element);
+    expect(ExchangeCounters::gather_queries, dcp > 1 ? 1 : 0, (dcp - 1) * 5 * 3 * 10 * element);
+    expect(ExchangeCounters::gather_context, dcp > 1 ? 1 : 0, (dcp - 1) * 7 * 12);
+    // A head's row is 9 elements, padded to whole floats, and its lse: 40 bytes in float32, 24 in bfloat16.
+    expect(ExchangeCounters::exchange_partials, dcp > 1 ? 1 : 0, (dcp - 1) * 5 * 3 * (element == 4 ? 40 : 24));
+    EXPECT_EQ(exchange.counters().merge_nanoseconds.value() > 0, dcp > 1);
+    int64_t sum = 0;
+    for (const ExchangeCounters::Counts& counts : exchange.counters().of) sum += counts.nanoseconds.value();
+    EXPECT_EQ(exchange.counters().nanoseconds(), sum);
+  });
+}
+
 TEST_P(ExchangeTest, AbortWakesTheRanksOfBothGroups) {
   on_all_ranks([this](Exchange& exchange, Ops&) {
     if (exchange.tp_rank() == 0) {

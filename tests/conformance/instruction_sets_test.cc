@@ -3,6 +3,7 @@
 #include <hwy/targets.h>
 
 #include "ops/cpu/cpu_ops.h"
+#include "ops/make_ops.h"
 #include "ops/uniform.h"
 #include "support/prop.h"
 #include "support/reference_ops.h"
@@ -70,6 +71,23 @@ TEST(InstructionSets, Bfloat16PairPanels) {
   for_each_case([](Gen& gen) {
     const DType result = gen.pick({DType::f32, DType::bf16});
     check_kernel(gen, cpu::avx512_bf16_panel_kernel(result), DType::bf16, result);
+  });
+}
+
+TEST(InstructionSets, TheBestOneIsTold) {
+  if (cpu::avx512_bf16_panel_kernel(DType::bf16) != nullptr) {
+    EXPECT_EQ(cpu_instruction_set(), "avx512_bf16");
+    return;
+  }
+  for_each_instruction_set([] {
+    const int64_t target = hwy::SupportedTargets();
+    const std::string name = cpu_instruction_set();
+    if (target == HWY_AVX3) {
+      EXPECT_EQ(name, "avx512");
+    } else if (target == HWY_AVX2) {
+      EXPECT_EQ(name, "avx2");
+    }
+    EXPECT_FALSE(name.empty());
   });
 }
 

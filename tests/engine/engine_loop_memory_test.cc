@@ -327,6 +327,7 @@ TEST(EngineLoop, WhereOneStepHasNoRoomForTheTablesTheNextOneDoes) {
   int steps = 0;
   for (; h.loop->running() < 8 && steps < 4; ++steps) h.step();
   EXPECT_EQ(steps, 3) << "one for the prompt, and two for the tables";
+  EXPECT_GT(h.metrics.admissions_deferred.value(), 0);
   h.finish();
   for (int32_t choice = 0; choice < 8; ++choice) EXPECT_EQ(tokens_of(*stream, choice), plain_answer(12500, 10, choice));
 }

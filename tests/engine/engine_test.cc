@@ -113,7 +113,10 @@ TEST_F(EngineOfTwoRanks, TheQueueHasItsBounds) {
   EXPECT_NE(submitted[1].stream, nullptr);
   EXPECT_EQ(submitted[2].stream, nullptr);
   EXPECT_EQ(submitted[2].refusal, Engine::Refusal::queue_full);
-  EXPECT_EQ(engine.metrics().refused_queue_full.value(), 1);
+  EXPECT_EQ(engine.metrics().refused_queue_requests.value(), 1);
+  EXPECT_EQ(engine.metrics().refused_queue_tokens.value(), 0);
+  EXPECT_EQ(engine.metrics().queued_requests.value(), 2);
+  EXPECT_EQ(engine.metrics().queued_tokens.value(), 8);
   hold.release();
   wait_for(*submitted[0].stream);
   wait_for(*submitted[1].stream);

@@ -47,6 +47,7 @@ class FakeRunner : public StepRunner {
         result.hidden[0].insert(result.hidden[0].end(), 2, static_cast<float>(position));
     }
     result.seconds = seconds;
+    result.exchange_seconds = exchange_seconds;
   }
 
   /// A function of the place in the text alone, so that answers do not depend on how steps are put together.
@@ -55,7 +56,7 @@ class FakeRunner : public StepRunner {
   std::function<int32_t(const SamplingRow&)> token = plain_token;
   std::vector<StepPlan> plans;
   StepResult result;
-  double seconds = 0;
+  double seconds = 0, exchange_seconds = 0;
   bool fail = false;
   int64_t allocated = 0;  ///< by itself: how often
 };

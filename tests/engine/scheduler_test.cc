@@ -153,6 +153,11 @@ TEST(Scheduler, MorePenaltiesThanAStepHoldsTakeTurns) {
     for (const auto& [sequence, tokens] : step) ++runs[sequence];
   }
   for (Sequence* sequence : all) EXPECT_EQ(runs[sequence], 6);
+  // Of the four that decode in the end two wait in every step.
+  const int64_t postponed = f.scheduler.decodes_postponed();
+  EXPECT_GT(postponed, 0);
+  f.step();
+  EXPECT_EQ(f.scheduler.decodes_postponed(), postponed + 2);
 }
 
 TEST(Scheduler, ABlockToCopyFromIsGivenUpWhereItIsNeeded) {
@@ -168,6 +173,7 @@ TEST(Scheduler, ABlockToCopyFromIsGivenUpWhereItIsNeeded) {
   tokens.push_back(901);
   Sequence& b = f.add(tokens, 0);
   EXPECT_EQ(f.step(), (Step{{&b, 4}}));
+  EXPECT_EQ(f.memory.partial_hits_dropped(), 1);
 }
 
 TEST(ChunkSizer, AnswersFollowFromWhatStepsTook) {

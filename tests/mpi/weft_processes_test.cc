@@ -15,6 +15,9 @@
 #include <sstream>
 #include <thread>
 
+#include "e2e/served_model.h"
+#include "server/prometheus_text.h"
+
 namespace weft {
 namespace {
 
@@ -113,6 +116,29 @@ TEST_F(WeftProcesses, SizesAreThoseOfOneProcess) {
   EXPECT_EQ(together.out, alone.out);
 }
 
+TEST_F(WeftProcesses, MetricsOfTheFirstSayWhichRanksTheyTellOf) {
+  const fs::path script = dir_ / "weft";
+  std::ofstream(script) << "#!/bin/sh\nexec " << kMpirun << " -n 2 " << kWeft << " \"$@\"\n";
+  fs::permissions(script, fs::perms::owner_all);
+  test::ServedModel server(script.string(), golden("llama_tied"),
+                           {"-tp", "4", "-dcp", "4", "--dtype", "float32", "--kv-cache-memory-bytes", "4M"});
+  const test::Answer answer =
+      server.client().post("/v1/completions", R"({"prompt":[5,6,7,8,9,10,11],"max_tokens":8,"ignore_eos":true})");
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  const test::PrometheusText text(server.client().get("/metrics").body);
+  const test::PrometheusText::Labels labels = text.families().at("weft_parallel_info").samples.at(0).labels;
+  EXPECT_EQ(labels.at("processes"), "2");
+  EXPECT_EQ(labels.at("ranks_here"), "0-1");
+  EXPECT_EQ(labels.at("tensor_parallel_size"), "4");
+  EXPECT_GT(text.value("weft_exchange_bytes_total", {{"rank", "0"}, {"operation", "exchange_partials"}}), 0);
+  EXPECT_EQ(text.value("weft_exchange_bytes_total", {{"rank", "0"}}), text.value("weft_exchange_bytes_total", {{"rank", "1"}}));
+  EXPECT_THROW(text.value("weft_exchange_bytes_total", {{"rank", "2"}}), std::runtime_error);
+  EXPECT_EQ(text.families().at("weft_kv_rank_tokens").samples.size(), 4u) << "what each rank holds is known to all";
+  EXPECT_EQ(text.value("vllm:generation_tokens_total"), 8);
+  server.signal(SIGTERM);
+  server.wait();
+}
+
 TEST_F(WeftProcesses, WhatCannotBeDoneIsSaidOnce) {
   const std::string generate = " generate " + golden("llama_tied") + " --prompt-ids 5 --max-tokens 2 ";
   const std::vector<std::pair<std::string, std::string>> cases = {
@@ -137,6 +163,31 @@ TEST_F(WeftProcesses, MustBeStartedWithTheSameFlags) {
   EXPECT_NE(outcome.status, 0);
   EXPECT_THAT(outcome.err, HasSubstr("--block-size 32 in process 1, --block-size 16 in process 0"));
   EXPECT_THAT(outcome.out, Not(HasSubstr("generated")));
+}
+
+TEST_F(WeftProcesses, ServeAnswersAsOneAndEndsWhenTold) {
+  const std::string body =
+      R"({"prompt":[11,42,7,200,99],"max_tokens":12,"temperature":0,"ignore_eos":true,"return_token_ids":true})";
+  // Starts the server, asks it once, and ends it; its own process is the shell's child.
+  const std::string script = dir_ / "serve.sh";
+  std::ofstream(script) << "\"$@\" >" << (dir_ / "url").string() << " 2>" << (dir_ / "log").string() << " &\n"
+                        << "for i in $(seq 1200); do\n"
+                        << "  url=$(sed -n 's/^weft serves at //p' " << (dir_ / "url").string() << ")\n"
+                        << "  [ -z \"$url\" ] || break\n  sleep 0.1\ndone\n"
+                        << "curl -sS $url/v1/completions -H 'Content-Type: application/json' -d '" << body << "'\n"
+                        << "kill -TERM $!\nwait $!\necho\necho status $?\n";
+  const std::string serve =
+      fmt::format("{} serve {} -tp 4 -dcp 4 --dtype float32 --kv-cache-memory-bytes 4M --port 0", kWeft, golden("llama_tied"));
+  const std::regex token_ids("\"token_ids\":\\[[0-9,]+\\]");
+  std::vector<std::string> answers;
+  for (const std::string& launch : {serve, kMpirun + " -n 2 " + serve}) {
+    const Outcome outcome = run(fmt::format("sh {} {}", script, launch));
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(outcome.out, found, token_ids)) << outcome.out << outcome.err << read(dir_ / "log");
+    answers.push_back(found.str());
+    EXPECT_THAT(outcome.out, HasSubstr("status 0")) << read(dir_ / "log");
+  }
+  EXPECT_EQ(answers[1], answers[0]);
 }
 
 /// A run of two processes that goes on for much longer than a test.

@@ -35,12 +35,13 @@ const std::map<std::string, std::set<std::string>, std::less<>> kEdges = {
     {"handoff", {"base", "layout", "transfer"}},
     {"model", {"base", "layout", "ops", "comm", "exchange"}},
     {"text", {"base"}},
+    {"bench_client", {"base", "text"}},
     {"engine", {"base", "layout", "cache", "comm", "ops", "exchange", "model", "transfer", "tier", "handoff"}},
     {"server", {"base", "text", "engine"}},
     {"router", {"base", "server"}},
     {"tools",
      {"base", "layout", "cache", "comm", "ops", "transfer", "exchange", "tier", "handoff", "model", "text", "engine", "server",
-      "router"}},
+      "router", "bench_client"}},
 };
 
 /// Third-party headers by the beginning of their name, and the beginnings of the files that may include them.
@@ -51,12 +52,13 @@ struct Pin {
 const std::vector<Pin> kPins = {
     {"fmt/", {""}},
     {"spdlog/", {"base/"}},
-    {"boost/beast", {"server/", "router/"}},
-    {"boost/asio", {"server/", "router/"}},
+    {"boost/beast", {"server/", "router/", "bench_client/"}},
+    {"boost/asio", {"server/", "router/", "bench_client/"}},
     {"boost/intrusive", {"cache/"}},
     {"sodium", {"cache/"}},
     {"prometheus/", {"server/", "router/"}},
-    {"nlohmann/", {"server/", "model/config.cc", "model/safetensors.cc", "model/strict_json", "text/", "tools/"}},
+    {"nlohmann/",
+     {"server/", "model/config.cc", "model/safetensors.cc", "model/strict_json", "text/", "tools/", "bench_client/"}},
     {"pcre2", {"text/"}},
     {"unicode/", {"text/"}},
     {"sentencepiece", {"text/"}},

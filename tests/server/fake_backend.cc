@@ -46,7 +46,10 @@ Engine::Submitted FakeBackend::submit(Request request) {
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) return {nullptr, Engine::Refusal::failed};
   if (draining_) return {nullptr, Engine::Refusal::draining};
-  if (live_.size() >= bound_) return {nullptr, Engine::Refusal::queue_full};
+  if (live_.size() >= bound_) {
+    metrics_.refused_queue_requests.add();
+    return {nullptr, Engine::Refusal::queue_full};
+  }
   const uint64_t id = ++ids_;
   const auto stream = std::make_shared<RequestStream>(id, request);
   const auto choices = static_cast<size_t>(request.choices);
@@ -61,6 +64,7 @@ void FakeBackend::end(Live& live, FinishReason reason, const std::string& error)
   for (size_t c = 0; c < live.over.size(); ++c) {
     if (live.over[c]) continue;
     live.over[c] = true;
+    (reason == FinishReason::abort ? metrics_.finished_abort : metrics_.finished_error).add();
     live.stream->append({static_cast<int32_t>(c), -1, 0, reason}, {}, {});
   }
   live.stream->finish(error);
@@ -131,6 +135,9 @@ void FakeBackend::step() {
                                     : live.made[c] >= request.max_tokens ? FinishReason::length
                                                                          : FinishReason::none;
         live.over[c] = finish != FinishReason::none;
+        metrics_.generated_tokens.add();
+        if (c == 0 && live.made[c] == 1) metrics_.prompt_tokens.add(static_cast<int64_t>(request.prompt.size()));
+        if (live.over[c]) (finish == FinishReason::stop ? metrics_.finished_stop : metrics_.finished_length).add();
         all_over = all_over && live.over[c];
         const std::vector<int32_t> ids{token};
         const std::vector<float> values{-0.3f};

@@ -15,7 +15,8 @@
 namespace weft::test {
 
 /// Answers without a model: token k of choice c is (last prompt token + 1 + k + c) modulo the vocabulary, the last token of
-/// which ends an answer. A thread makes a token of every request per step; with `manual`, step() does.
+/// which ends an answer. A thread makes a token of every request per step; with `manual`, step() does. Its metrics count
+/// requests and tokens.
 class FakeBackend : public Backend {
  public:
   static constexpr int kVocab = 300, kEnd = kVocab - 1;

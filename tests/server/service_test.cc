@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
-#include <regex>
-#include <set>
 
 #include "server/fake_backend.h"
 
@@ -151,52 +149,6 @@ TEST_F(ServiceTest, AFullQueueSaysWhenToTryAgain) {
   ASSERT_EQ(refused.now.headers.size(), 1u);
   EXPECT_EQ(refused.now.headers[0].first, "Retry-After");
   EXPECT_GE(std::stoi(refused.now.headers[0].second), 1);
-}
-
-TEST_F(ServiceTest, MetricsAreWellFormedAndHaveTheNamesThatDashboardsRead) {
-  Service service(config());
-  service.open(backend_, nullptr);
-  service.http().answered("/v1/completions", 200);
-  service.http().answered("/v1/completions", 200);
-  service.http().answered("/unheard", 418);
-  const std::string text = service.answer(head("GET", "/metrics"))->body;
-  std::set<std::string> names;
-  std::istringstream lines(text);
-  const std::regex sample(
-      R"re(([a-zA-Z_:][a-zA-Z0-9_:]*)\{([a-z_]+="[^"]*",?)*\} [0-9.e+-]+|([a-zA-Z_:]+)\{.*le="\+Inf"\} [0-9]+)re");
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with("#")) continue;
-    EXPECT_TRUE(std::regex_match(line, sample)) << line;
-    names.insert(line.substr(0, line.find('{')));
-  }
-  for (const char* name : {"vllm:num_requests_running",
-                           "vllm:num_requests_waiting",
-                           "vllm:kv_cache_usage_perc",
-                           "vllm:prefix_cache_queries_total",
-                           "vllm:prefix_cache_hits_total",
-                           "vllm:prompt_tokens_total",
-                           "vllm:generation_tokens_total",
-                           "vllm:request_success_total",
-                           "vllm:time_to_first_token_seconds_bucket",
-                           "vllm:time_per_output_token_seconds_sum",
-                           "vllm:e2e_request_latency_seconds_count",
-                           "vllm:request_queue_time_seconds_bucket",
-                           "vllm:request_prefill_time_seconds_bucket",
-                           "vllm:request_decode_time_seconds_bucket",
-                           "vllm:request_inference_time_seconds_bucket",
-                           "vllm:num_preemptions_total",
-                           "vllm:cache_config_info",
-                           "vllm:request_prompt_tokens_bucket",
-                           "vllm:request_generation_tokens_bucket",
-                           "vllm:request_params_n_bucket",
-                           "vllm:request_params_max_tokens_bucket",
-                           "weft_kv_capacity_tokens",
-                           "weft_http_requests_total"})
-    EXPECT_TRUE(names.contains(name)) << name;
-  EXPECT_THAT(text, HasSubstr("block_size=\"32\""));
-  EXPECT_THAT(text, HasSubstr("num_gpu_blocks=\"64\""));
-  EXPECT_THAT(text, HasSubstr("weft_http_requests_total{model_name=\"m\",route=\"/v1/completions\",status=\"200\"} 2"));
-  EXPECT_THAT(text, HasSubstr("route=\"other\",status=\"500\"} 1"));
 }
 
 }  // namespace

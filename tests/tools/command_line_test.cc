@@ -89,7 +89,8 @@ TEST(CommandLine, HelpWhereverItIsAskedFor) {
 
 TEST(CommandLine, UnknownWordsComeWithASuggestion) {
   EXPECT_THAT(refusal({"evla"}), HasSubstr("unknown command evla: did you mean eval?"));
-  EXPECT_THAT(refusal({"replace", "m"}), HasSubstr("one of generate, eval, serve, inspect, replay, flags, version, help"));
+  EXPECT_THAT(refusal({"replace", "m"}),
+              HasSubstr("one of generate, eval, serve, bench serve, inspect, replay, flags, version, help"));
   EXPECT_THAT(refusal({"help", "evla"}), HasSubstr("did you mean eval?"));
   EXPECT_EQ(refusal({"inspect", "m", "--max-modle-len", "32k"}),
             "weft inspect: unknown flag --max-modle-len; did you mean --max-model-len?");
