@@ -43,13 +43,13 @@ struct KvView {
   KvFormat format = KvFormat::elements;
   KvScales scales = {};
 
-  bool is_latent() const { return k == v; }
+  constexpr bool is_latent() const { return k == v; }
   /// Bytes that the numbers of one row take.
-  int64_t k_row_bytes() const {
+  constexpr int64_t k_row_bytes() const {
     if (format == KvFormat::fp8_ds_mla) return fp8_ds_mla_row_bytes(v_dim, k_dim - v_dim);
     return int64_t{kv_heads} * k_dim * static_cast<int64_t>(size_of(dtype));
   }
-  int64_t v_row_bytes() const { return int64_t{kv_heads} * v_dim * static_cast<int64_t>(size_of(dtype)); }
+  constexpr int64_t v_row_bytes() const { return int64_t{kv_heads} * v_dim * static_cast<int64_t>(size_of(dtype)); }
 };
 
 }  // namespace weft

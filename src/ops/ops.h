@@ -73,6 +73,9 @@ struct Attention {
   float scale = 1;
   bool invariant = false;
   View out, lse;
+
+  /// KV heads of the keys in use.
+  int kv_heads() const { return paged.kv.k != nullptr ? paged.kv.kv_heads : static_cast<int>(rows.k.size(1)); }
 };
 
 /// The largest calls of attend that are to come.
@@ -119,6 +122,7 @@ struct RopeAppend {
 
 /// How a router's scores become experts and weights.
 struct Routing {
+  static constexpr int kMaxExperts = 1024;
   enum class Scores : uint8_t { softmax, sigmoid };
   /// How a group of experts is ranked where only `topk_group` of `n_group` groups may be chosen from: by its best expert
   /// (DeepSeek-V2), or by the sum of its two best (DeepSeek-V3, GLM-4).
@@ -169,6 +173,12 @@ struct LogProbs {
 /// Memory and operators of one rank, executed in program order. "Compute dtype" is float32 or bfloat16, read off the views:
 /// all activations of a call share it. Products and sums accumulate in float32.
 ///
+/// Whatever a view or a pointer looks at is memory of the rank, as allocate() gives it: activations, weights, and a step's
+/// arrays (slots, ranges, tables, ids, sampling rows with their lists) alike. On a CPU any memory will do. Only what is called
+/// `host`, the inverse frequencies of rope_table, and the spans of Partial, CopyRun and Matrix themselves are the caller's own,
+/// and may change when the call returns. How the work of a call is cut follows from sizes and strides, so that on a device
+/// nothing is read back, and the same calls may be recorded once and replayed over other arrays.
+///
 /// Sizes are checked; wrong ones are our bug (WEFT_CHECK). T, and every other count of rows, may be 0.
 /// Thread: the rank's own. Nothing is allocated after the first call with the largest sizes.
 class Ops {
@@ -176,10 +186,11 @@ class Ops {
   virtual ~Ops() = default;
 
   // --- memory ---------------------------------------------------------------------------------------------------------
-  /// Device memory, zeroed, aligned to 64 bytes. Throws SystemError when there is no more.
+  /// Memory of the rank, zeroed, aligned to 64 bytes. Throws SystemError when there is no more.
   virtual Buffer allocate(size_t bytes) = 0;
-  virtual void upload(const void* host, View device) = 0;   ///< device view contiguous
-  virtual void download(ConstView device, void* host) = 0;  ///< strided views arrive packed
+  virtual void upload(const void* host, View device) = 0;   ///< device view contiguous; `host` is free again on return
+  virtual void download(ConstView device, void* host) = 0;  ///< strided views arrive packed, and have when it returns
+  /// Returns when everything asked for is done. Throws SystemError where an operator failed meanwhile.
   virtual void synchronize() = 0;
   virtual void copy(std::span<const CopyRun> runs) = 0;
   /// Strided copy, element types equal or float32 <-> bfloat16. Same sizes.

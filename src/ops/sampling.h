@@ -55,11 +55,11 @@ struct SamplingRow {
   int32_t unused = 0;             ///< fills up a whole word of 8 bytes
 
   /// Whether the logits are changed before the temperature.
-  bool changes_logits() const {
+  constexpr bool changes_logits() const {
     return biases.count != 0 || allowed_mask >= 0 ||
            (penalty_tokens.count != 0 && (repetition_penalty != 1 || frequency_penalty != 0 || presence_penalty != 0));
   }
-  bool is_plain_greedy() const { return temperature == 0 && !changes_logits(); }
+  constexpr bool is_plain_greedy() const { return temperature == 0 && !changes_logits(); }
 };
 
 }  // namespace weft

@@ -7,7 +7,7 @@
 
 #include "conformance/tensors.h"
 #include "layout/even_cut.h"
-#include "ops/cpu/attend.h"
+#include "ops/ops.h"
 
 namespace weft::test {
 
@@ -253,7 +253,7 @@ class Batch {
   Tensors tensors_;
   std::vector<Sequence> sequences_;
   int64_t rows_ = 0;
-  std::vector<int32_t> seq_of_, ranges_[2], tables_;
+  Array<int32_t> seq_of_, ranges_[2], tables_;
   Attention args_;
 };
 
@@ -298,13 +298,6 @@ inline void expect_as_reference(const Attention& args) {
       }
     }
   }
-}
-
-/// Runs attend with its own memory.
-inline void attend_with(int threads, const Attention& args) {
-  Pool pool(threads);
-  cpu::AttendScratch scratch;
-  cpu::attend(pool, scratch, args);
 }
 
 inline bool same_results(const Attention& a, const Attention& b) {

@@ -3,8 +3,8 @@
 #include <hwy/targets.h>
 
 #include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/uniform.h"
 #include "ops/make_ops.h"
+#include "ops/uniform.h"
 #include "support/prop.h"
 #include "support/reference_ops.h"
 #include "support/reference_sampling.h"
@@ -120,7 +120,7 @@ TEST(InstructionSets, Sampling) {
           const SamplingRow& row = batch.row(0);
           const auto candidates = test::reference_candidates(batch.view(), 0);
           const std::vector<int32_t> ids = batch.sample(ops);
-          EXPECT_EQ(ids[0], test::reference_draw(candidates, cpu::uniform(row.seed, row.choice, row.position)));
+          EXPECT_EQ(ids[0], test::reference_draw(candidates, uniform(row.seed, row.choice, row.position)));
         },
         300);
   });

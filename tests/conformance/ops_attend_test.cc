@@ -1,11 +1,9 @@
-// Attention: against the reference, its laws, and how it is cut into tasks.
+// Attention: against the reference, and its laws.
 
 #include "conformance/attention_batch.h"
-#include "hwy/highway.h"
+#include "conformance/backend.h"
 #include "layout/block_layout.h"
 #include "layout/shard_layout.h"
-#include "ops/cpu/attend_plan.h"
-#include "ops/cpu/merge.h"
 
 namespace weft {
 namespace {
@@ -14,39 +12,38 @@ using namespace test;
 
 /// One query of one head whose score with key j is j, over keys with the values 1, 2, 4, 8.
 struct FourKeys {
-  std::vector<float> q{1}, k{0, 1, 2, 3}, v{1, 2, 4, 8};
-  std::vector<int32_t> seq_of{0};
+  Array<float> q{1}, k{0, 1, 2, 3}, v{1, 2, 4, 8};
+  Array<int32_t> seq_of{0};
 };
 
 // --- attend -------------------------------------------------------------------------------------------------------------
 
 TEST(Attend, WeighsValuesByTheExponentialOfTheScore) {
   FourKeys four;
-  const int32_t begin = 0, end = 4;
-  float out = kNan, lse = kNan;
+  const Array<int32_t> begin{0}, end{4};
+  Array<float> out{kNan}, lse{kNan};
   const Attention args{.q = {four.q.data(), DType::f32, {1, 1, 1, 1}},
                        .paged = {},
                        .rows = {.k = {four.k.data(), DType::f32, {4, 1, 1}}, .v = {four.v.data(), DType::f32, {4, 1, 1}}},
                        .seq_of = four.seq_of.data(),
-                       .begin = &begin,
-                       .end = &end,
-                       .out = {&out, DType::f32, {1, 1, 1, 1}},
-                       .lse = {&lse, DType::f32, {1, 1, 1}}};
-  attend_with(1, args);
+                       .begin = begin.data(),
+                       .end = end.data(),
+                       .out = {out.data(), DType::f32, {1, 1, 1, 1}},
+                       .lse = {lse.data(), DType::f32, {1, 1, 1}}};
+  ops().attend(args);
   // (1 + 2 e + 4 e^2 + 8 e^3) / (1 + e + e^2 + e^3) and the natural log of the divisor.
-  EXPECT_NEAR(out, 6.3052, 5e-5);
-  EXPECT_NEAR(lse, 3.44019, 5e-6);
+  EXPECT_NEAR(out[0], 6.3052, 5e-5);
+  EXPECT_NEAR(lse[0], 3.44019, 5e-6);
 }
 
 TEST(Attend, TwoShardsMergeToTheWholeInNaturalLogs) {
   // Two ranks, one token in turn: keys 0, 2 and keys 1, 3. In a cache of blocks of two rows, in blocks 1 and 0.
   FourKeys four;
-  std::vector<float> outs(2, kNan), lses(2, kNan);
-  const int32_t begin = 0, end = 2;
+  Array<float> outs(2, kNan), lses(2, kNan), out{kNan}, lse{kNan};
+  const Array<int32_t> begin{0}, end{2}, table{1, kWildBlock};
   for (int rank = 0; rank < 2; ++rank) {
-    std::vector<float> k{kNan, kNan, four.k[static_cast<size_t>(rank)], four.k[static_cast<size_t>(rank + 2)]};
-    std::vector<float> v{kNan, kNan, four.v[static_cast<size_t>(rank)], four.v[static_cast<size_t>(rank + 2)]};
-    const int32_t table[] = {1, kWildBlock};
+    Array<float> k{kNan, kNan, four.k[static_cast<size_t>(rank)], four.k[static_cast<size_t>(rank + 2)]};
+    Array<float> v{kNan, kNan, four.v[static_cast<size_t>(rank)], four.v[static_cast<size_t>(rank + 2)]};
     const KvView kv{.k = k.data(),
                     .v = v.data(),
                     .k_stride = 1,
@@ -56,29 +53,27 @@ TEST(Attend, TwoShardsMergeToTheWholeInNaturalLogs) {
                     .v_dim = 1,
                     .block_tokens = 2,
                     .dtype = DType::f32};
-    attend_with(1, {.q = {four.q.data(), DType::f32, {1, 1, 1, 1}},
-                    .paged = {.kv = kv, .tables = table, .table_stride = 2},
-                    .rows = {},
-                    .seq_of = four.seq_of.data(),
-                    .begin = &begin,
-                    .end = &end,
-                    .out = {&outs[static_cast<size_t>(rank)], DType::f32, {1, 1, 1, 1}},
-                    .lse = {&lses[static_cast<size_t>(rank)], DType::f32, {1, 1, 1}}});
+    ops().attend({.q = {four.q.data(), DType::f32, {1, 1, 1, 1}},
+                  .paged = {.kv = kv, .tables = table.data(), .table_stride = 2},
+                  .rows = {},
+                  .seq_of = four.seq_of.data(),
+                  .begin = begin.data(),
+                  .end = end.data(),
+                  .out = {&outs[static_cast<size_t>(rank)], DType::f32, {1, 1, 1, 1}},
+                  .lse = {&lses[static_cast<size_t>(rank)], DType::f32, {1, 1, 1}}});
   }
   EXPECT_NEAR(outs[0], 3.64239, 5e-6);
   EXPECT_NEAR(lses[0], 2.12693, 5e-6);
   EXPECT_NEAR(outs[1], 7.28478, 5e-6);
   EXPECT_NEAR(lses[1], 3.12693, 5e-6);
 
-  Pool pool(1);
-  float out = kNan, lse = kNan;
   std::vector<Partial> partials;
   for (size_t rank = 0; rank < 2; ++rank) {
     partials.push_back({.out = {&outs[rank], DType::f32, {1, 1, 1}}, .lse = {&lses[rank], DType::f32, {1, 1}}});
   }
-  cpu::merge(pool, partials, {&out, DType::f32, {1, 1, 1}}, {&lse, DType::f32, {1, 1}});
-  EXPECT_NEAR(out, 6.3052, 5e-5);  // With logarithms of base 2 it would be 6.0707.
-  EXPECT_NEAR(lse, 3.44019, 5e-6);
+  ops().merge(partials, {out.data(), DType::f32, {1, 1, 1}}, {lse.data(), DType::f32, {1, 1}});
+  EXPECT_NEAR(out[0], 6.3052, 5e-5);  // With logarithms of base 2 it would be 6.0707.
+  EXPECT_NEAR(lse[0], 3.44019, 5e-6);
 }
 
 TEST(Attend, RaggedPagedBatchesAreAsTheReference) {
@@ -87,7 +82,7 @@ TEST(Attend, RaggedPagedBatchesAreAsTheReference) {
         Batch batch(gen, Shape::random(gen));
         batch.add(Batch::random_sequences(gen), 1, static_cast<int>(gen.in(0, 3)));
         batch.make_paged();
-        attend_with(static_cast<int>(gen.in(1, 3)), batch.args());
+        any_ops(gen).attend(batch.args());
         expect_as_reference(batch.args());
       },
       100);
@@ -99,28 +94,10 @@ TEST(Attend, RaggedBatchesOverRowsInSegmentsAreAsTheReference) {
         Batch batch(gen, Shape::random(gen));
         batch.add(Batch::random_sequences(gen), static_cast<int>(gen.in(1, 4)), static_cast<int>(gen.in(0, 3)));
         batch.make_rows();
-        attend_with(static_cast<int>(gen.in(1, 3)), batch.args());
+        any_ops(gen).attend(batch.args());
         expect_as_reference(batch.args());
       },
       100);
-}
-
-TEST(Attend, EveryInstructionSetIsAsTheReference) {
-  const int64_t all = hwy::SupportedTargets();
-  for (const int64_t target : {int64_t{HWY_AVX3}, int64_t{HWY_AVX2}, int64_t{0}}) {  // The last leaves the build's baseline.
-    if ((all & target) != target) continue;
-    hwy::GetChosenTarget().Update(target);
-    for_each_case(
-        [](Gen& gen) {
-          Batch batch(gen, Shape::random(gen));
-          batch.add(Batch::random_sequences(gen), 1, 1);
-          batch.make_paged();
-          attend_with(2, batch.args());
-          expect_as_reference(batch.args());
-        },
-        30);
-  }
-  hwy::GetChosenTarget().Update(all);
 }
 
 TEST(Attend, LongKeyRangesAreSplitAndStayExact) {
@@ -133,16 +110,32 @@ TEST(Attend, LongKeyRangesAreSplitAndStayExact) {
         batch.add({{.keys = gen.in(1500, 4000), .rows = 2}, {.keys = gen.in(1, 50), .rows = 3}, {.keys = 700, .rows = 1}}, 1,
                   1);
         batch.make_paged();
-        cpu::AttendPlan plan;
-        plan.build(batch.args());
-        EXPECT_FALSE(plan.split_tiles().empty());
-        attend_with(2, batch.args());
+        any_ops(gen).attend(batch.args());
         expect_as_reference(batch.args());
       },
       10);
 }
 
-TEST(Attend, TheNumberOfThreadsChangesNoBit) {
+TEST(Attend, LargeScoresNeitherOverflowNorVanish) {
+  // Scores of about +-3000, where exp overflows, and a query to which all keys are equally bad.
+  for (float sign : {1.0f, -1.0f}) {
+    const Array<float> q{sign * 100, sign * 100}, k{30, 0, 29.99f, 0, 30, 0}, v{1, 2, 3};
+    const Array<int32_t> seq_of{0}, begin{0}, end{3};
+    Array<float> out{kNan}, lse{kNan};
+    const Attention args{.q = {q.data(), DType::f32, {1, 1, 1, 2}},
+                         .paged = {},
+                         .rows = {.k = {k.data(), DType::f32, {3, 1, 2}}, .v = {v.data(), DType::f32, {3, 1, 1}}},
+                         .seq_of = seq_of.data(),
+                         .begin = begin.data(),
+                         .end = end.data(),
+                         .out = {out.data(), DType::f32, {1, 1, 1, 1}},
+                         .lse = {lse.data(), DType::f32, {1, 1, 1}}};
+    ops().attend(args);
+    expect_as_reference(args);
+  }
+}
+
+TEST(Attend, TheSameCallGivesTheSameBits) {
   for_each_case(
       [](Gen& gen) {
         Batch batch(gen, Shape::random(gen));
@@ -150,48 +143,14 @@ TEST(Attend, TheNumberOfThreadsChangesNoBit) {
         sequences.push_back({.keys = 1200, .rows = 3});
         batch.add(sequences, 1, 0);
         batch.make_paged();
-        const Attention one = batch.args();
-        attend_with(1, one);
-        for (int threads : {2, 5}) {
-          batch.renew_results();
-          attend_with(threads, batch.args());
-          EXPECT_TRUE(same_results(one, batch.args())) << threads << " threads";
-        }
+        const Attention first = batch.args();
+        Ops& backend = any_ops(gen);
+        backend.attend(first);
+        batch.renew_results();
+        backend.attend(batch.args());
+        EXPECT_TRUE(same_results(first, batch.args()));
       },
       20);
-}
-
-TEST(Attend, ScratchMayBeUsedAgainForOtherSizes) {
-  Pool pool(2);
-  cpu::AttendScratch scratch;
-  for_each_case(
-      [&](Gen& gen) {
-        Batch batch(gen, Shape::random(gen));
-        batch.add(Batch::random_sequences(gen), 1, 0);
-        batch.make_paged();
-        cpu::attend(pool, scratch, batch.args());
-        expect_as_reference(batch.args());
-      },
-      20);
-}
-
-TEST(Attend, LargeScoresNeitherOverflowNorVanish) {
-  // Scores of about +-3000, where exp overflows, and a query to which all keys are equally bad.
-  for (float sign : {1.0f, -1.0f}) {
-    const std::vector<float> q{sign * 100, sign * 100}, k{30, 0, 29.99f, 0, 30, 0}, v{1, 2, 3};
-    const int32_t seq_of = 0, begin = 0, end = 3;
-    float out = kNan, lse = kNan;
-    const Attention args{.q = {q.data(), DType::f32, {1, 1, 1, 2}},
-                         .paged = {},
-                         .rows = {.k = {k.data(), DType::f32, {3, 1, 2}}, .v = {v.data(), DType::f32, {3, 1, 1}}},
-                         .seq_of = &seq_of,
-                         .begin = &begin,
-                         .end = &end,
-                         .out = {&out, DType::f32, {1, 1, 1, 1}},
-                         .lse = {&lse, DType::f32, {1, 1, 1}}};
-    attend_with(1, args);
-    expect_as_reference(args);
-  }
 }
 
 // --- laws of shards -----------------------------------------------------------------------------------------------------
@@ -210,7 +169,7 @@ TEST(Attend, AnyShardingOfTheKeysMergesToTheUnshardedResult) {
                v = tensors.random(gen, DType::f32, {length, kv_heads, dim});
 
     // The last `rows` positions ask, each up to and including itself.
-    std::vector<int32_t> seq_of(static_cast<size_t>(rows), 0), begin = seq_of, end = seq_of;
+    Array<int32_t> seq_of(static_cast<size_t>(rows), 0), begin = seq_of, end = seq_of;
     for (int i = 0; i < rows; ++i) end[static_cast<size_t>(i)] = static_cast<int32_t>(length - rows + 1 + i);
     Attention whole{.q = q,
                     .paged = {},
@@ -221,11 +180,11 @@ TEST(Attend, AnyShardingOfTheKeysMergesToTheUnshardedResult) {
                     .scale = scale,
                     .out = tensors.make(DType::f32, {1, rows, heads, dim}),
                     .lse = tensors.make(DType::f32, {1, rows, heads})};
-    attend_with(1, whole);
+    ops().attend(whole);
     expect_as_reference(whole);
 
     const int64_t blocks = layout.blocks_for(length);
-    std::vector<BlockId> table;
+    Array<BlockId> table;
     for (int64_t b = 0; b < blocks; ++b) table.push_back(BlockId{static_cast<int32_t>(blocks - 1 - b)});
     std::vector<Partial> partials;
     for (int rank = 0; rank < shard.ranks; ++rank) {
@@ -239,7 +198,7 @@ TEST(Attend, AnyShardingOfTheKeysMergesToTheUnshardedResult) {
           set(values, element(v, pos, i / dim, i % dim), slot, i);
         }
       }
-      std::vector<int32_t> local_end;
+      Array<int32_t> local_end;
       for (int32_t global : end) local_end.push_back(static_cast<int32_t>(shard.local_count(global, rank)));
       Attention part = whole;
       part.rows = {};
@@ -257,14 +216,13 @@ TEST(Attend, AnyShardingOfTheKeysMergesToTheUnshardedResult) {
                     .table_stride = blocks};
       part.end = local_end.data();
       std::tie(part.out, part.lse) = tensors.make_partials(DType::f32, 1, rows, heads, dim);
-      attend_with(1, part);
+      ops().attend(part);
       partials.push_back({.out = part.out.at(0), .lse = part.lse.at(0)});
     }
-    Pool pool(1);
     Attention merged = whole;
     merged.out = tensors.make(DType::f32, {1, rows, heads, dim});
     merged.lse = tensors.make(DType::f32, {1, rows, heads});
-    cpu::merge(pool, partials, merged.out.at(0), merged.lse.at(0));
+    ops().merge(partials, merged.out.at(0), merged.lse.at(0));
     expect_as_reference(merged);
   });
 }
@@ -275,27 +233,26 @@ TEST(Attend, OneKeyAgainstFourThousandMergesExactly) {
   const int64_t keys = 4096, dim = 64;
   const View q = tensors.random(gen, DType::f32, {1, 1, 2, dim}), k = tensors.random(gen, DType::f32, {keys, 1, dim}),
              v = tensors.random(gen, DType::f32, {keys, 1, dim});
-  const int32_t seq_of = 0, cuts[] = {0, 1, static_cast<int32_t>(keys)};
+  const Array<int32_t> seq_of{0}, cuts{0, 1, static_cast<int32_t>(keys)};
   Attention whole{.q = q,
                   .paged = {},
                   .rows = {.k = k, .v = v},
-                  .seq_of = &seq_of,
-                  .begin = &cuts[0],
-                  .end = &cuts[2],
+                  .seq_of = seq_of.data(),
+                  .begin = cuts.data(),
+                  .end = cuts.data() + 2,
                   .scale = 0.125f,
                   .out = tensors.make(DType::f32, {1, 1, 2, dim}),
                   .lse = tensors.make(DType::f32, {1, 1, 2})};
   std::vector<Partial> partials;
   for (int i = 0; i < 2; ++i) {
     Attention part = whole;
-    part.begin = &cuts[i], part.end = &cuts[i + 1];
+    part.begin = cuts.data() + i, part.end = cuts.data() + i + 1;
     std::tie(part.out, part.lse) = tensors.make_partials(DType::f32, 1, 1, 2, dim);
-    attend_with(1, part);
+    ops().attend(part);
     expect_as_reference(part);
     partials.push_back({.out = part.out.at(0), .lse = part.lse.at(0)});
   }
-  Pool pool(1);
-  cpu::merge(pool, partials, whole.out.at(0), whole.lse.at(0));
+  ops().merge(partials, whole.out.at(0), whole.lse.at(0));
   expect_as_reference(whole);
 }
 
@@ -330,12 +287,12 @@ TEST(Attend, InvariantRowsHaveTheSameBitsInAnyBatch) {
         batch.make_paged();
         batch.args().invariant = true;
         const Attention& whole = batch.args();
-        attend_with(2, whole);
+        ops().attend(whole);
         expect_as_reference(whole);
         for (int64_t begin = 0; begin < batch.rows();) {
           const int64_t count = gen.chance(0.5) ? 1 : std::min(batch.rows() - begin, gen.in(1, 7));
           const Attention part = part_of(whole, begin, count, batch.tensors());
-          attend_with(static_cast<int>(gen.in(1, 3)), part);
+          any_ops(gen).attend(part);
           Attention same = whole;
           same.q = part.q, same.out = whole.out.slice(1, begin, count), same.lse = whole.lse.slice(1, begin, count);
           ASSERT_TRUE(same_results(part, same)) << "rows " << begin << " to " << begin + count;
@@ -343,35 +300,6 @@ TEST(Attend, InvariantRowsHaveTheSameBitsInAnyBatch) {
         }
       },
       30);
-}
-
-// --- how work is cut ----------------------------------------------------------------------------------------------------
-
-TEST(AttendPlan, TilesCoverEveryQueryOnceAndKeysWithoutGaps) {
-  for_each_case([](Gen& gen) {
-    Batch batch(gen, Shape::random(gen));
-    batch.add(Batch::random_sequences(gen), 1, 2);
-    batch.make_paged();
-    const Attention& args = batch.args();
-    const int64_t group = args.q.size(0) * args.q.size(2) / cpu::kv_heads_of(args);
-    cpu::AttendPlan plan;
-    plan.build(args);
-    int64_t next = 0;
-    for (const cpu::QueryTile& tile : plan.tiles()) {
-      EXPECT_EQ(tile.row * group + tile.head, next);
-      EXPECT_GT(tile.count, 0);
-      EXPECT_LE(tile.count, cpu::kTileQueries);
-      next += tile.count;
-      std::set<int64_t> seen;
-      for (int64_t row = tile.row; row <= (next - 1) / group; ++row) {
-        EXPECT_EQ(args.seq_of[row], args.seq_of[tile.row]);
-        for (int64_t key = args.begin[row]; key < args.end[row]; ++key) seen.insert(key);
-      }
-      EXPECT_EQ(tile.keys, static_cast<int64_t>(seen.size()));
-      EXPECT_GE(tile.parts * tile.part_keys, tile.keys);
-    }
-    EXPECT_EQ(next, batch.rows() * group);
-  });
 }
 
 }  // namespace

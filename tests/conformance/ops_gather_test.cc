@@ -2,8 +2,8 @@
 
 #include <cstring>
 
+#include "conformance/backend.h"
 #include "conformance/tensors.h"
-#include "ops/cpu/gather.h"
 
 namespace weft {
 namespace {
@@ -30,12 +30,11 @@ TEST(GatherRows, CopiesSlotsAndGivesZerosForPadding) {
                         .k_dim = static_cast<int>(k_dim),
                         .v_dim = static_cast<int>(v_dim),
                         .dtype = dtype};
-        std::vector<int32_t> wanted;
+        Array<int32_t> wanted;
         for (int64_t i = 0; i < rows; ++i) wanted.push_back(static_cast<int32_t>(gen.in(-1, slots - 1)));
         const View k_out = tensors.make(out_dtype, {rows, kv_heads, k_dim}, gen.pick({0, 4}));
         const View v_out = latent ? View() : tensors.make(out_dtype, {rows, kv_heads, v_dim});
-        Pool pool(2);
-        cpu::gather_rows(pool, kv, wanted.data(), k_out, v_out);
+        any_ops(gen).gather_rows(kv, wanted.data(), k_out, v_out);
         const double unit = out_dtype == DType::bf16 ? kBf16 : 0;
         for (int64_t i = 0; i < rows; ++i) {
           const int64_t slot = wanted[static_cast<size_t>(i)];
@@ -68,7 +67,7 @@ struct Cache {
     if (mixed) kv.v_dim = 256, kv.k_dim = 256 + 16;
     for (const bool key : {true, false}) {
       const int64_t bytes = key ? kv.k_row_bytes() : kv.v_row_bytes(), size = static_cast<int64_t>(size_of(kv.dtype));
-      std::vector<std::byte>& plane = key ? keys : values;
+      Array<std::byte>& plane = key ? keys : values;
       (key ? kv.k_stride : kv.v_stride) = bytes / size + 4;
       plane.resize(static_cast<size_t>(kv.slots * (bytes + 4 * size)));
       for (int64_t at = 0; at + size <= static_cast<int64_t>(plane.size()); at += size) {
@@ -89,11 +88,11 @@ struct Cache {
     }
   }
   KvView kv;
-  std::vector<std::byte> keys, values;
+  Array<std::byte> keys, values;
 };
 
-std::vector<int32_t> random_slots(Gen& gen, const KvView& kv) {
-  std::vector<int32_t> slots;
+Array<int32_t> random_slots(Gen& gen, const KvView& kv) {
+  Array<int32_t> slots;
   for (int64_t i = gen.in(0, 70); i > 0; --i) slots.push_back(static_cast<int32_t>(gen.in(-1, kv.slots - 1)));
   return slots;
 }
@@ -102,14 +101,13 @@ TEST(GatherRows, NumbersAreWhatTheCacheStandsFor) {
   for_each_case([](Gen& gen) {
     const Cache cache(gen);
     const KvView& kv = cache.kv;
-    const std::vector<int32_t> slots = random_slots(gen, kv);
+    const Array<int32_t> slots = random_slots(gen, kv);
     const auto rows = static_cast<int64_t>(slots.size());
     const DType dtype = gen.pick({DType::f32, DType::bf16});
     Tensors tensors;
     const View k = tensors.make(dtype, {rows, kv.kv_heads, kv.k_dim}, gen.pick({0, 3}));
     const View v = kv.is_latent() ? View() : tensors.make(dtype, {rows, kv.kv_heads, kv.v_dim});
-    Pool pool(2);
-    cpu::gather_rows(pool, kv, slots.data(), k, v);
+    any_ops(gen).gather_rows(kv, slots.data(), k, v);
     const double unit = dtype == DType::bf16 ? kBf16 : kF32;
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t slot = slots[static_cast<size_t>(i)];
@@ -131,13 +129,12 @@ TEST(GatherRows, BytesThatCrossedReadAsTheRowsThemselves) {
   for_each_case([](Gen& gen) {
     const Cache cache(gen);
     const KvView& kv = cache.kv;
-    const std::vector<int32_t> slots = random_slots(gen, kv);
+    const Array<int32_t> slots = random_slots(gen, kv);
     const auto rows = static_cast<int64_t>(slots.size());
     const int64_t k_bytes = kv.k_row_bytes(), v_bytes = kv.is_latent() ? 0 : kv.v_row_bytes();
-    std::vector<std::byte> sent(static_cast<size_t>(std::max<int64_t>(1, rows) * (k_bytes + v_bytes)), std::byte{0xff});
+    Array<std::byte> sent(static_cast<size_t>(std::max<int64_t>(1, rows) * (k_bytes + v_bytes)), std::byte{0xff});
     const View all(sent.data(), DType::u8, {rows, k_bytes + v_bytes});
-    Pool pool(2);
-    cpu::gather_rows(pool, kv, slots.data(), all.slice(1, 0, k_bytes), v_bytes > 0 ? all.slice(1, k_bytes, v_bytes) : View());
+    any_ops(gen).gather_rows(kv, slots.data(), all.slice(1, 0, k_bytes), v_bytes > 0 ? all.slice(1, k_bytes, v_bytes) : View());
 
     KvView received = kv;
     const auto size = static_cast<int64_t>(size_of(kv.dtype));
@@ -148,8 +145,8 @@ TEST(GatherRows, BytesThatCrossedReadAsTheRowsThemselves) {
     const View direct = tensors.make(DType::f32, {rows, kv.kv_heads, kv.k_dim}),
                crossed = tensors.make(DType::f32, {rows, kv.kv_heads, kv.k_dim});
     const View v = tensors.make(DType::f32, {rows, kv.kv_heads, kv.v_dim});
-    cpu::gather_rows(pool, kv, slots.data(), direct, {});
-    cpu::gather_rows(pool, received, nullptr, crossed, kv.is_latent() ? View() : v);
+    any_ops(gen).gather_rows(kv, slots.data(), direct, {});
+    any_ops(gen).gather_rows(received, nullptr, crossed, kv.is_latent() ? View() : v);
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t slot = slots[static_cast<size_t>(i)];
       for (int64_t h = 0; h < kv.kv_heads; ++h) {

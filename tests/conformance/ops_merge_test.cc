@@ -1,7 +1,7 @@
 // Joining partial results.
 
+#include "conformance/backend.h"
 #include "conformance/tensors.h"
-#include "ops/cpu/merge.h"
 
 namespace weft {
 namespace {
@@ -10,16 +10,14 @@ using namespace test;
 
 TEST(Merge, WeighsByTheExponentialOfLse) {
   // Weights 0.62853, 0.23122, 0 and 0.14024; the part without keys holds NaN.
-  std::vector<float> outs{1, 10, kNan, 100}, lses{2, 1, -kInf, 0.5f};
+  Array<float> outs{1, 10, kNan, 100}, lses{2, 1, -kInf, 0.5f}, out{kNan}, lse{kNan};
   std::vector<Partial> partials;
   for (size_t i = 0; i < 4; ++i) {
     partials.push_back({.out = {&outs[i], DType::f32, {1, 1, 1}}, .lse = {&lses[i], DType::f32, {1, 1}}});
   }
-  Pool pool(1);
-  float out = kNan, lse = kNan;
-  cpu::merge(pool, partials, {&out, DType::f32, {1, 1, 1}}, {&lse, DType::f32, {1, 1}});
-  EXPECT_NEAR(out, 0.62853 + 2.3122 + 14.024, 2e-3);
-  EXPECT_NEAR(lse, 2.46437, 1e-5);
+  ops().merge(partials, {out.data(), DType::f32, {1, 1, 1}}, {lse.data(), DType::f32, {1, 1}});
+  EXPECT_NEAR(out[0], 0.62853 + 2.3122 + 14.024, 2e-3);
+  EXPECT_NEAR(lse[0], 2.46437, 1e-5);
 }
 
 TEST(Merge, PartsOfAnyNumberStrideAndStateAreAsTheReference) {
@@ -56,8 +54,7 @@ TEST(Merge, PartsOfAnyNumberStrideAndStateAreAsTheReference) {
       lse = View(const_cast<void*>(target.lse.data()), DType::f32, {rows, heads}, {target.lse.stride(0), target.lse.stride(1)});
     }
     const bool wants_lse = gen.chance(0.8);
-    Pool pool(static_cast<int>(gen.in(1, 3)));
-    cpu::merge(pool, partials, out, wants_lse ? lse : View());
+    any_ops(gen).merge(partials, out, wants_lse ? lse : View());
 
     const double unit = dtype == DType::bf16 ? kBf16 : 0;
     for (int64_t t = 0; t < rows; ++t) {

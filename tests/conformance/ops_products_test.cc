@@ -1,36 +1,27 @@
 #include <cmath>
 #include <limits>
-#include <map>
 #include <memory>
 #include <numeric>
 
-#include "ops/cpu/cpu_ops.h"
+#include "conformance/backend.h"
 #include "support/prop.h"
 #include "support/reference_ops.h"
 
 namespace weft {
 namespace {
 
+using test::any_invariant_ops;
+using test::any_ops;
+using test::Array;
 using test::differences;
 using test::Expected;
 using test::for_each_case;
 using test::Gen;
+using test::ops;
 using test::Strided;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-/// One backend for each number of threads and way to multiply many rows, made once.
-Ops& ops_with(int threads, cpu::ManyRows many_rows = cpu::ManyRows::panels) {
-  static std::map<std::pair<int, cpu::ManyRows>, std::unique_ptr<CpuOps>> all;
-  auto& ops = all[{threads, many_rows}];
-  if (!ops) ops = std::make_unique<CpuOps>(threads, many_rows);
-  return *ops;
-}
-
-Ops& any_ops(Gen& gen) {
-  return ops_with(static_cast<int>(gen.in(1, 3)), gen.pick({cpu::ManyRows::panels, cpu::ManyRows::onednn}));
-}
 
 DType any_dtype(Gen& gen) { return gen.pick({DType::f32, DType::bf16}); }
 
@@ -38,8 +29,8 @@ DType any_dtype(Gen& gen) { return gen.pick({DType::f32, DType::bf16}); }
 int64_t any_rows(Gen& gen) { return gen.chance(0.15) ? gen.in(90, 200) : gen.in(0, 20); }
 int64_t any_width(Gen& gen) { return gen.chance(0.3) ? gen.pick<int64_t>({0, 1, 63, 64, 65, 128}) : gen.in(0, 150); }
 
-std::vector<float> floats(Gen& gen, int64_t n) {
-  std::vector<float> result(static_cast<size_t>(n));
+Array<float> floats(Gen& gen, int64_t n) {
+  Array<float> result(static_cast<size_t>(n));
   for (float& v : result) v = static_cast<float>(gen.normal());
   return result;
 }
@@ -69,20 +60,42 @@ std::vector<double> columns_of(std::span<const double> x, int64_t heads, int64_t
 
 TEST(Ops, MemoryIsZeroedAndAligned) {
   for (size_t bytes : {size_t{1}, size_t{1000}, size_t{5} << 20}) {
-    const Buffer buffer = ops_with(1).allocate(bytes);
+    const Buffer buffer = ops().allocate(bytes);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % 64, 0u);
-    for (size_t i = 0; i < bytes; ++i) ASSERT_EQ(buffer.data()[i], std::byte{0}) << i;
+    std::vector<std::byte> content(bytes, std::byte{1});
+    ops().download(ConstView(buffer.data(), DType::u8, {static_cast<int64_t>(bytes)}), content.data());
+    for (size_t i = 0; i < bytes; ++i) ASSERT_EQ(content[i], std::byte{0}) << i;
   }
 }
 
 TEST(Ops, UploadThenDownloadGivesTheSameAndStridedViewsArrivePacked) {
   const std::vector<int32_t> host = {1, 2, 3, 4, 5, 6};
-  std::vector<int32_t> device(6), back(4);
+  std::vector<int32_t> all(6), back(4);
+  const Buffer device = ops().allocate(6 * sizeof(int32_t));
   const View view(device.data(), DType::i32, {2, 3});
-  ops_with(2).upload(host.data(), view);
-  EXPECT_EQ(device, host);
-  ops_with(2).download(view.slice(1, 1, 2), back.data());
+  ops().upload(host.data(), view);
+  ops().download(view, all.data());
+  EXPECT_EQ(all, host);
+  ops().download(view.slice(1, 1, 2), back.data());
   EXPECT_EQ(back, (std::vector<int32_t>{2, 3, 5, 6}));
+}
+
+TEST(Ops, UploadsOfAnySizeArriveAndLeaveTheHostFree) {
+  // Some of them larger than what a backend may keep in flight, and each overwritten as soon as the call returns.
+  constexpr int64_t kBytes = int64_t{11} << 20;
+  const Buffer device = ops().allocate(kBytes);
+  std::vector<uint8_t> host(kBytes), expected(kBytes), back(kBytes);
+  Gen gen(5);
+  for (uint8_t& byte : host) byte = static_cast<uint8_t>(gen.bits());
+  for (int64_t at = 0; at < kBytes;) {
+    const int64_t n = std::min(kBytes - at, gen.chance(0.9) ? gen.in(1, 200'000) : gen.in(1, 5'000'000));
+    std::copy_n(host.begin() + at, n, expected.begin() + at);
+    ops().upload(host.data() + at, View(device.data() + at, DType::u8, {n}));
+    std::fill_n(host.begin() + at, n, uint8_t{0});
+    at += n;
+  }
+  ops().download(ConstView(device.data(), DType::u8, {kBytes}), back.data());
+  EXPECT_TRUE(back == expected);
 }
 
 TEST(Ops, CopyTakesStridesAndConverts) {
@@ -97,44 +110,43 @@ TEST(Ops, CopyTakesStridesAndConverts) {
 }
 
 TEST(Ops, CopyTransposes) {
-  const std::vector<float> in = {1, 2, 3, 4, 5, 6};
-  std::vector<float> out(6);
-  ops_with(1).copy(ConstView(in.data(), DType::f32, {3, 2}, {1, 3}), View(out.data(), DType::f32, {3, 2}));
-  EXPECT_EQ(out, (std::vector<float>{1, 4, 2, 5, 3, 6}));
+  const Array<float> in = {1, 2, 3, 4, 5, 6};
+  Array<float> out(6);
+  ops().copy(ConstView(in.data(), DType::f32, {3, 2}, {1, 3}), View(out.data(), DType::f32, {3, 2}));
+  EXPECT_EQ(out, (Array<float>{1, 4, 2, 5, 3, 6}));
 }
 
 TEST(Ops, CopyRunsMoveBytes) {
-  const std::string source = "abcdefgh";
-  std::string target = "........";
+  const Array<char> source = {'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'};
+  Array<char> target(8, '.');
   auto* to = reinterpret_cast<std::byte*>(target.data());
   const auto* from = reinterpret_cast<const std::byte*>(source.data());
   const std::vector<CopyRun> runs = {{to + 5, from, 3}, {to, from + 6, 2}, {to, from, 0}};
-  ops_with(3).copy(runs);
-  EXPECT_EQ(target, "gh...abc");
+  ops().copy(runs);
+  EXPECT_EQ(std::string(target.begin(), target.end()), "gh...abc");
 }
 
 // --- products ---------------------------------------------------------------------------------------------------------
 
 TEST(Linear, ByHand) {
-  const std::vector<float> w = {1, 2, 3, 4, 5, 6}, x = {1, 0, -1, 2, 1, 0}, bias = {10, 20};
-  std::vector<float> out(4);
-  Ops& ops = ops_with(1);
-  const auto matrix = ops.pack(ConstView(w.data(), DType::f32, {2, 3}), DType::f32);
-  ops.linear(*matrix, ConstView(x.data(), DType::f32, {2, 3}), bias.data(), View(out.data(), DType::f32, {2, 2}));
-  EXPECT_EQ(out, (std::vector<float>{8, 18, 14, 33}));
+  const Array<float> w = {1, 2, 3, 4, 5, 6}, x = {1, 0, -1, 2, 1, 0}, bias = {10, 20};
+  Array<float> out(4);
+  const auto matrix = ops().pack(ConstView(w.data(), DType::f32, {2, 3}), DType::f32);
+  ops().linear(*matrix, ConstView(x.data(), DType::f32, {2, 3}), bias.data(), View(out.data(), DType::f32, {2, 2}));
+  EXPECT_EQ(out, (Array<float>{8, 18, 14, 33}));
 }
 
 TEST(Linear, IsTheProductForAnyShapeTypeAndNumberOfThreads) {
   for_each_case(
       [](Gen& gen) {
-        Ops& ops = any_ops(gen);
+        Ops& backend = any_ops(gen);
         const int64_t rows = any_rows(gen), in = any_width(gen), out = any_width(gen);
         const DType dtype = any_dtype(gen), result = gen.chance(0.3) ? DType::f32 : dtype;
         Strided w(gen, any_dtype(gen), {out, in}), x(gen, dtype, {rows, in}), y(gen, result, {rows, out});
-        const std::vector<float> bias = gen.chance(0.5) ? floats(gen, out) : std::vector<float>();
-        const auto matrix = ops.pack(w.view(), dtype);
-        EXPECT_EQ(matrix->bytes(), ops.packed_bytes(out, in, dtype));
-        ops.linear(*matrix, x.view(), bias.empty() ? nullptr : bias.data(), y.view());
+        const Array<float> bias = gen.chance(0.5) ? floats(gen, out) : Array<float>();
+        const auto matrix = backend.pack(w.view(), dtype);
+        EXPECT_EQ(matrix->bytes(), backend.packed_bytes(out, in, dtype));
+        backend.linear(*matrix, x.view(), bias.empty() ? nullptr : bias.data(), y.view());
         const Expected expected =
             test::reference_linear(x.values(), rounded(w.values(), dtype), doubles(bias), rows, in, out, result);
         EXPECT_EQ(differences(y.values(), expected), "");
@@ -146,11 +158,11 @@ TEST(Linear, IsTheProductForAnyShapeTypeAndNumberOfThreads) {
 TEST(Linear, OfADeepMatrix) {
   for_each_case(
       [](Gen& gen) {
-        Ops& ops = any_ops(gen);
+        Ops& backend = any_ops(gen);
         const int64_t rows = gen.pick<int64_t>({1, 5, 8, 97}), in = gen.in(1000, 4100), out = gen.in(1, 140);
         const DType dtype = any_dtype(gen);
         Strided w(gen, dtype, {out, in}), x(gen, dtype, {rows, in}), y(gen, DType::f32, {rows, out});
-        ops.linear(*ops.pack(w.view(), dtype), x.view(), nullptr, y.view());
+        backend.linear(*backend.pack(w.view(), dtype), x.view(), nullptr, y.view());
         EXPECT_EQ(differences(y.values(), test::reference_linear(x.values(), w.values(), {}, rows, in, out, DType::f32)), "");
       },
       20);
@@ -162,13 +174,12 @@ TEST(Linear, OfARowDependsNeitherOnOtherRowsNorOnThreads) {
         const int64_t rows = gen.in(1, 110), in = gen.in(1, 300), out = gen.in(1, 200);
         const DType dtype = any_dtype(gen);
         Strided w(gen, dtype, {out, in}), x(gen, dtype, {rows, in});
-        std::vector<float> together(static_cast<size_t>(rows * out)), alone(together);
-        const auto matrix = ops_with(1).pack(w.view(), dtype);
-        ops_with(3).linear(*matrix, x.view(), nullptr, View(together.data(), DType::f32, {rows, out}));
+        Array<float> together(static_cast<size_t>(rows * out)), alone(together);
+        Ops &one = any_invariant_ops(gen), &other = any_invariant_ops(gen);
+        one.linear(*one.pack(w.view(), dtype), x.view(), nullptr, View(together.data(), DType::f32, {rows, out}));
         const View each(alone.data(), DType::f32, {rows, out});
-        for (int64_t row = 0; row < rows; ++row) {
-          ops_with(1).linear(*matrix, x.view().rows(row, 1), nullptr, each.rows(row, 1));
-        }
+        const auto matrix = other.pack(w.view(), dtype);
+        for (int64_t row = 0; row < rows; ++row) other.linear(*matrix, x.view().rows(row, 1), nullptr, each.rows(row, 1));
         EXPECT_EQ(together, alone);
       },
       40);
@@ -180,15 +191,15 @@ TEST(Linear, KeepsNaNAndInfinityToTheirRows) {
     const DType dtype = any_dtype(gen);
     Strided w(gen, dtype, {out, in}), x(gen, dtype, {rows, in}), y(gen, dtype, {rows, out});
     x.set(gen.in(0, rows - 1), gen.in(0, in - 1), gen.pick({kNaN, kInf, -kInf}));
-    Ops& ops = any_ops(gen);
-    ops.linear(*ops.pack(w.view(), dtype), x.view(), nullptr, y.view());
+    Ops& backend = any_ops(gen);
+    backend.linear(*backend.pack(w.view(), dtype), x.view(), nullptr, y.view());
     EXPECT_EQ(differences(y.values(), test::reference_linear(x.values(), w.values(), {}, rows, in, out, dtype)), "");
   });
 }
 
 TEST(HeadLinear, IsOneProductForEachHead) {
   for_each_case([](Gen& gen) {
-    Ops& ops = any_ops(gen);
+    Ops& backend = any_ops(gen);
     const int64_t rows = any_rows(gen), heads = gen.in(1, 5), in = any_width(gen), out = any_width(gen);
     const DType dtype = any_dtype(gen);
     Strided x(gen, dtype, {rows, heads, in}), y(gen, dtype, {rows, heads, out});
@@ -197,9 +208,9 @@ TEST(HeadLinear, IsOneProductForEachHead) {
     for (int64_t h = 0; h < heads; ++h) {
       Strided matrix(gen, dtype, {out, in});
       w.push_back(matrix.values());
-      matrices.push_back(ops.pack(matrix.view(), dtype));
+      matrices.push_back(backend.pack(matrix.view(), dtype));
     }
-    ops.head_linear(matrices, x.view(), y.view());
+    backend.head_linear(matrices, x.view(), y.view());
     for (int64_t h = 0; h < heads; ++h) {
       EXPECT_EQ(differences(columns_of(y.values(), heads, h, out),
                             test::reference_linear(columns_of(x.values(), heads, h, in), w[static_cast<size_t>(h)], {}, rows,
@@ -212,15 +223,15 @@ TEST(HeadLinear, IsOneProductForEachHead) {
 
 /// Rows grouped by expert, in memory of its own.
 struct Grouping {
-  std::vector<int32_t> source, place, offsets;
+  Array<int32_t> source, place, offsets;
   ExpertRows rows() { return {source.data(), place.data(), offsets.data()}; }
   Grouping(int64_t rows, int64_t experts)
       : source(static_cast<size_t>(rows)), place(static_cast<size_t>(rows)), offsets(static_cast<size_t>(experts) + 1) {}
 };
 
 /// Ascending ids, as a router gives them.
-std::vector<int32_t> any_choices(Gen& gen, int64_t rows, int experts, int top_k) {
-  std::vector<int32_t> result;
+Array<int32_t> any_choices(Gen& gen, int64_t rows, int experts, int top_k) {
+  Array<int32_t> result;
   for (int64_t t = 0; t < rows; ++t) {
     std::vector<int32_t> all(static_cast<size_t>(experts));
     std::iota(all.begin(), all.end(), 0);
@@ -232,17 +243,17 @@ std::vector<int32_t> any_choices(Gen& gen, int64_t rows, int experts, int top_k)
 }
 
 TEST(GroupByExpert, ByHand) {
-  const std::vector<int32_t> experts = {0, 2, 2, 3, 0, 3};
+  const Array<int32_t> experts = {0, 2, 2, 3, 0, 3};
   Grouping grouping(6, 4);
-  ops_with(1).group_by_expert(ConstView(experts.data(), DType::i32, {3, 2}), 4, grouping.rows());
-  EXPECT_EQ(grouping.offsets, (std::vector<int32_t>{0, 2, 2, 4, 6}));
-  EXPECT_EQ(grouping.source, (std::vector<int32_t>{0, 2, 0, 1, 1, 2}));
-  EXPECT_EQ(grouping.place, (std::vector<int32_t>{0, 2, 3, 4, 1, 5}));
+  ops().group_by_expert(ConstView(experts.data(), DType::i32, {3, 2}), 4, grouping.rows());
+  EXPECT_EQ(grouping.offsets, (Array<int32_t>{0, 2, 2, 4, 6}));
+  EXPECT_EQ(grouping.source, (Array<int32_t>{0, 2, 0, 1, 1, 2}));
+  EXPECT_EQ(grouping.place, (Array<int32_t>{0, 2, 3, 4, 1, 5}));
 }
 
 TEST(ExpertLinear, GivesEachRowTheMatrixOfItsExpert) {
   for_each_case([](Gen& gen) {
-    Ops& ops = any_ops(gen);
+    Ops& backend = any_ops(gen);
     const int experts = static_cast<int>(gen.in(1, 8)), top_k = static_cast<int>(gen.in(1, experts));
     const int64_t rows = any_rows(gen), in = any_width(gen), out = any_width(gen);
     const DType dtype = any_dtype(gen);
@@ -252,13 +263,13 @@ TEST(ExpertLinear, GivesEachRowTheMatrixOfItsExpert) {
     for (int e = 0; e < experts; ++e) {
       Strided matrix(gen, dtype, {out, in});
       w.push_back(matrix.values());
-      matrices.push_back(ops.pack(matrix.view(), dtype));
+      matrices.push_back(backend.pack(matrix.view(), dtype));
     }
-    const std::vector<int32_t> choices = any_choices(gen, rows, experts, top_k);
+    const Array<int32_t> choices = any_choices(gen, rows, experts, top_k);
     Grouping grouping(rows * top_k, experts);
-    ops.group_by_expert(ConstView(choices.data(), DType::i32, {rows, top_k}), experts, grouping.rows());
+    backend.group_by_expert(ConstView(choices.data(), DType::i32, {rows, top_k}), experts, grouping.rows());
     Strided x(gen, dtype, {gather ? rows : rows * top_k, in}), y(gen, dtype, {rows * top_k, out});
-    ops.expert_linear(matrices, x.view(), grouping.rows(), gather, y.view());
+    backend.expert_linear(matrices, x.view(), grouping.rows(), gather, y.view());
 
     const std::vector<double> all = x.values();
     Expected expected;
@@ -317,18 +328,18 @@ TEST(CombineExperts, IsTheWeightedSumOfTheRowsPlaces) {
 // --- elementwise ------------------------------------------------------------------------------------------------------
 
 TEST(Embed, TakesRowsOfTheTableAndZerosOutsideIt) {
-  const std::vector<float> table = {1, 2, 3, 4, 5, 6};
-  const std::vector<int32_t> ids = {11, 9, 10, 13, 12};
-  std::vector<float> out(10, -1);
-  ops_with(2).embed(ids.data(), ConstView(table.data(), DType::f32, {3, 2}), 10, View(out.data(), DType::f32, {5, 2}));
-  EXPECT_EQ(out, (std::vector<float>{3, 4, 0, 0, 1, 2, 0, 0, 5, 6}));
+  const Array<float> table = {1, 2, 3, 4, 5, 6};
+  const Array<int32_t> ids = {11, 9, 10, 13, 12};
+  Array<float> out(10, -1);
+  ops().embed(ids.data(), ConstView(table.data(), DType::f32, {3, 2}), 10, View(out.data(), DType::f32, {5, 2}));
+  EXPECT_EQ(out, (Array<float>{3, 4, 0, 0, 1, 2, 0, 0, 5, 6}));
 }
 
 TEST(RmsNorm, ByHand) {
-  const std::vector<float> weight = {1, 2};
-  std::vector<float> x = {3, 4};
+  const Array<float> weight = {1, 2};
+  Array<float> x = {3, 4};
   const View view(x.data(), DType::f32, {1, 2});
-  ops_with(1).rms_norm(view, weight.data(), 0.0f, view);  // rms = sqrt(12.5)
+  ops().rms_norm(view, weight.data(), 0.0f, view);  // rms = sqrt(12.5)
   EXPECT_FLOAT_EQ(x[0], 0.84852814f);
   EXPECT_FLOAT_EQ(x[1], 2.2627417f);
 }
@@ -338,7 +349,7 @@ TEST(RmsNorm, OfRowsAndOfHeads) {
     const DType dtype = any_dtype(gen);
     std::vector<int64_t> sizes = {gen.in(0, 40), gen.in(0, 4), gen.in(1, 300)};
     if (gen.chance(0.5)) sizes = {sizes[0], sizes[2]};
-    const std::vector<float> weight = floats(gen, sizes.back());
+    const Array<float> weight = floats(gen, sizes.back());
     Strided x(gen, dtype, sizes, 3), out(gen, dtype, sizes);
     const Expected expected = test::reference_rms_norm(x.values(), doubles(weight), 1e-6, dtype);
     Strided& target = gen.chance(0.5) ? x : out;
@@ -352,7 +363,7 @@ TEST(AddRmsNorm, NormsTheResidualItHasStored) {
   for_each_case([](Gen& gen) {
     const DType dtype = any_dtype(gen);
     const int64_t rows = gen.in(0, 40), width = gen.in(1, 300);
-    const std::vector<float> weight = floats(gen, width);
+    const Array<float> weight = floats(gen, width);
     Strided delta(gen, dtype, {rows, width}), residual(gen, dtype, {rows, width}), out(gen, dtype, {rows, width});
     std::vector<double> sum = residual.values();
     const std::vector<double> added = delta.values();
@@ -391,9 +402,9 @@ TEST(SiluMul, IsGateOverOnePlusExpTimesUp) {
 }
 
 TEST(SiluMul, OfTheExtremes) {
-  const std::vector<float> gate_up = {kInf, kNaN, 200, -200, 0, 1, 1, 1, 1, kInf};
-  std::vector<float> out(5);
-  ops_with(1).silu_mul(ConstView(gate_up.data(), DType::f32, {1, 10}), View(out.data(), DType::f32, {1, 5}));
+  const Array<float> gate_up = {kInf, kNaN, 200, -200, 0, 1, 1, 1, 1, kInf};
+  Array<float> out(5);
+  ops().silu_mul(ConstView(gate_up.data(), DType::f32, {1, 10}), View(out.data(), DType::f32, {1, 5}));
   EXPECT_EQ(out[0], kInf);
   EXPECT_TRUE(std::isnan(out[1]));
   EXPECT_EQ(out[2], 200);
@@ -404,31 +415,30 @@ TEST(SiluMul, OfTheExtremes) {
 // --- routing ----------------------------------------------------------------------------------------------------------
 
 struct Routed {
-  std::vector<int32_t> experts;
-  std::vector<float> weights;
+  Array<int32_t> experts;
+  Array<float> weights;
 };
 
-Routed route(Ops& ops, std::span<const float> logits, int64_t rows, int64_t experts, const Routing& routing) {
-  Routed result{.experts = std::vector<int32_t>(static_cast<size_t>(rows * routing.top_k)),
-                .weights = std::vector<float>(static_cast<size_t>(rows * routing.top_k))};
-  ops.route(ConstView(logits.data(), DType::f32, {rows, experts}), routing,
-            View(result.experts.data(), DType::i32, {rows, routing.top_k}),
-            View(result.weights.data(), DType::f32, {rows, routing.top_k}));
+Routed route(Ops& backend, const Array<float>& logits, int64_t rows, int64_t experts, const Routing& routing) {
+  Routed result{.experts = Array<int32_t>(static_cast<size_t>(rows * routing.top_k)),
+                .weights = Array<float>(static_cast<size_t>(rows * routing.top_k))};
+  backend.route(ConstView(logits.data(), DType::f32, {rows, experts}), routing,
+                View(result.experts.data(), DType::i32, {rows, routing.top_k}),
+                View(result.weights.data(), DType::f32, {rows, routing.top_k}));
   return result;
 }
 
 TEST(Route, TiesGoToTheLowerIdAndExpertsAscend) {
-  const Routed routed = route(ops_with(1), std::vector<float>{1, 3, 2, 2, 3}, 1, 5, {.top_k = 3, .normalize = true});
-  EXPECT_EQ(routed.experts, (std::vector<int32_t>{1, 2, 4}));
+  const Routed routed = route(ops(), Array<float>{1, 3, 2, 2, 3}, 1, 5, {.top_k = 3, .normalize = true});
+  EXPECT_EQ(routed.experts, (Array<int32_t>{1, 2, 4}));
   EXPECT_FLOAT_EQ(routed.weights[0], routed.weights[2]);
   EXPECT_FLOAT_EQ(routed.weights[0] + routed.weights[1] + routed.weights[2], 1);
 }
 
 TEST(Route, NaNIsNeverChosenBeforeANumber) {
   for (Routing::Scores scores : {Routing::Scores::softmax, Routing::Scores::sigmoid}) {
-    const Routed routed =
-        route(ops_with(1), std::vector<float>{kNaN, -kInf, kNaN, -5, kNaN}, 1, 5, {.scores = scores, .top_k = 3});
-    EXPECT_EQ(routed.experts, (std::vector<int32_t>{0, 1, 3}));
+    const Routed routed = route(ops(), Array<float>{kNaN, -kInf, kNaN, -5, kNaN}, 1, 5, {.scores = scores, .top_k = 3});
+    EXPECT_EQ(routed.experts, (Array<int32_t>{0, 1, 3}));
     EXPECT_TRUE(std::isnan(routed.weights[0]));
     EXPECT_EQ(routed.weights[1], 0);
     EXPECT_GT(routed.weights[2], 0);
@@ -436,19 +446,19 @@ TEST(Route, NaNIsNeverChosenBeforeANumber) {
 }
 
 TEST(Route, ABiasChoosesButDoesNotWeigh) {
-  const std::vector<float> bias = {0, 0, 5};
-  const Routed routed = route(ops_with(1), std::vector<float>{0, 1, -1}, 1, 3,
+  const Array<float> bias = {0, 0, 5};
+  const Routed routed = route(ops(), Array<float>{0, 1, -1}, 1, 3,
                               {.scores = Routing::Scores::sigmoid, .top_k = 1, .scale = 2, .bias = bias.data()});
   EXPECT_EQ(routed.experts[0], 2);
   EXPECT_FLOAT_EQ(routed.weights[0], 2 / (1 + std::exp(1.0f)));
 }
 
 TEST(Route, GroupsAreRankedByTheirBestOrByTheirTwoBest) {
-  const std::vector<float> logits = {3, -9, 2, 2};
+  const Array<float> logits = {3, -9, 2, 2};
   Routing routing{.scores = Routing::Scores::sigmoid, .top_k = 1, .n_group = 2, .topk_group = 1};
-  EXPECT_EQ(route(ops_with(1), logits, 1, 4, routing).experts[0], 0);
+  EXPECT_EQ(route(ops(), logits, 1, 4, routing).experts[0], 0);
   routing.group_rank = Routing::GroupRank::top2_sum;
-  EXPECT_EQ(route(ops_with(1), logits, 1, 4, routing).experts[0], 2);
+  EXPECT_EQ(route(ops(), logits, 1, 4, routing).experts[0], 2);
 }
 
 TEST(Route, AgreesWithSortingInFloat64) {
@@ -456,12 +466,12 @@ TEST(Route, AgreesWithSortingInFloat64) {
     const int groups = static_cast<int>(gen.in(1, 6)), size = static_cast<int>(gen.in(1, 12));
     const int64_t rows = gen.in(0, 30);
     const bool ties = gen.chance(0.5), strange = gen.chance(0.3);
-    std::vector<float> logits(static_cast<size_t>(rows * groups * size));
+    Array<float> logits(static_cast<size_t>(rows * groups * size));
     for (float& l : logits) {
       l = static_cast<float>(ties ? static_cast<double>(gen.in(-2, 2)) : gen.normal());
       if (strange && gen.chance(0.1)) l = gen.pick({kNaN, -kInf});
     }
-    const std::vector<float> bias = floats(gen, groups * size);
+    const Array<float> bias = floats(gen, groups * size);
     const Routing routing{.scores = gen.pick({Routing::Scores::softmax, Routing::Scores::sigmoid}),
                           .group_rank = gen.pick({Routing::GroupRank::best, Routing::GroupRank::top2_sum}),
                           .top_k = static_cast<int>(gen.in(1, groups * size)),

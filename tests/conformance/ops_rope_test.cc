@@ -2,8 +2,8 @@
 
 #include <cstring>
 
+#include "conformance/backend.h"
 #include "conformance/tensors.h"
-#include "ops/cpu/rope.h"
 
 namespace weft {
 namespace {
@@ -11,10 +11,10 @@ namespace {
 using namespace test;
 
 TEST(RopeTable, IsTheFactorTimesCosineAndSineOfTheAngle) {
-  const int32_t positions[] = {0, 1, 1'000'000};
+  const Array<int32_t> positions = {0, 1, 1'000'000};
   const double inv_freq[] = {1.0, 0.01};
-  float cos[6], sin[6];
-  cpu::rope_table(positions, inv_freq, 2.0, {cos, DType::f32, {3, 2}}, {sin, DType::f32, {3, 2}});
+  Array<float> cos(6), sin(6);
+  ops().rope_table(positions.data(), inv_freq, 2.0, {cos.data(), DType::f32, {3, 2}}, {sin.data(), DType::f32, {3, 2}});
   EXPECT_EQ(cos[0], 2.0f);
   EXPECT_EQ(sin[0], 0.0f);
   EXPECT_NEAR(cos[2], 2 * 0.5403023, 1e-6);
@@ -24,36 +24,34 @@ TEST(RopeTable, IsTheFactorTimesCosineAndSineOfTheAngle) {
 
 TEST(RopeAppend, TurnsBothPairingsByHand) {
   // Position 1, frequency pi / 2: (x, y) becomes (-y, x).
-  Pool pool(1);
   for (bool interleaved : {false, true}) {
-    float cos[2] = {0, 0}, sin[2] = {1, 1};
-    std::vector<float> q{1, 2, 3, 4, 5}, k{10, 20, 30, 40, 50}, v{7}, plane_k(10, -1), plane_v(2, -1);
-    const int32_t slot = 1;
+    Array<float> cos{0, 0}, sin{1, 1}, q{1, 2, 3, 4, 5}, k{10, 20, 30, 40, 50}, v{7}, plane_k(10, -1), plane_v(2, -1);
+    const Array<int32_t> slots{1};
     const View q_view(q.data(), DType::f32, {1, 1, 5}), k_view(k.data(), DType::f32, {1, 1, 5});
-    cpu::rope_append(pool, {.cos = {cos, DType::f32, {1, 2}},
-                            .sin = {sin, DType::f32, {1, 2}},
-                            .rotary = 4,
-                            .interleaved = interleaved,
-                            .q = q_view,
-                            .q_out = q_view,
-                            .k = k_view,
-                            .v = {v.data(), DType::f32, {1, 1, 1}},
-                            .latent = {},
-                            .k_out = k_view,
-                            .slots = &slot,
-                            .kv = {.k = plane_k.data(),
-                                   .v = plane_v.data(),
-                                   .k_stride = 5,
-                                   .v_stride = 1,
-                                   .slots = 2,
-                                   .k_dim = 5,
-                                   .v_dim = 1,
-                                   .dtype = DType::f32}});
-    EXPECT_EQ(q, interleaved ? (std::vector<float>{-2, 1, -4, 3, 5}) : (std::vector<float>{-3, -4, 1, 2, 5}));
-    EXPECT_EQ(k, interleaved ? (std::vector<float>{-20, 10, -40, 30, 50}) : (std::vector<float>{-30, -40, 10, 20, 50}));
-    EXPECT_EQ((std::vector<float>(plane_k.begin() + 5, plane_k.end())), k);
-    EXPECT_EQ((std::vector<float>(plane_k.begin(), plane_k.begin() + 5)), std::vector<float>(5, -1));
-    EXPECT_EQ(plane_v, (std::vector<float>{-1, 7}));
+    ops().rope_append({.cos = {cos.data(), DType::f32, {1, 2}},
+                       .sin = {sin.data(), DType::f32, {1, 2}},
+                       .rotary = 4,
+                       .interleaved = interleaved,
+                       .q = q_view,
+                       .q_out = q_view,
+                       .k = k_view,
+                       .v = {v.data(), DType::f32, {1, 1, 1}},
+                       .latent = {},
+                       .k_out = k_view,
+                       .slots = slots.data(),
+                       .kv = {.k = plane_k.data(),
+                              .v = plane_v.data(),
+                              .k_stride = 5,
+                              .v_stride = 1,
+                              .slots = 2,
+                              .k_dim = 5,
+                              .v_dim = 1,
+                              .dtype = DType::f32}});
+    EXPECT_EQ(q, interleaved ? (Array<float>{-2, 1, -4, 3, 5}) : (Array<float>{-3, -4, 1, 2, 5}));
+    EXPECT_EQ(k, interleaved ? (Array<float>{-20, 10, -40, 30, 50}) : (Array<float>{-30, -40, 10, 20, 50}));
+    EXPECT_EQ((Array<float>(plane_k.begin() + 5, plane_k.end())), k);
+    EXPECT_EQ((Array<float>(plane_k.begin(), plane_k.begin() + 5)), Array<float>(5, -1));
+    EXPECT_EQ(plane_v, (Array<float>{-1, 7}));
   }
 }
 
@@ -73,7 +71,7 @@ TEST(RopeAppend, EveryQueryIsProducedAndOnlyOwnedRowsAreWritten) {
 
     std::vector<double> inv_freq;
     for (int i = 0; i < pairs; ++i) inv_freq.push_back(std::pow(10.0, -i));
-    std::vector<int32_t> positions, slots;
+    Array<int32_t> positions, slots;
     const int64_t total_slots = 2 * rows + 3;
     for (int64_t t = 0; t < rows; ++t) {
       positions.push_back(static_cast<int32_t>(gen.in(0, 100'000)));
@@ -81,7 +79,8 @@ TEST(RopeAppend, EveryQueryIsProducedAndOnlyOwnedRowsAreWritten) {
     }
     const double factor = gen.pick({1.0, 1.3});
     const View cos = tensors.make(DType::f32, {rows, pairs}), sin = tensors.make(DType::f32, {rows, pairs});
-    cpu::rope_table(positions.data(), inv_freq, factor, cos, sin);
+    Ops& backend = any_ops(gen);
+    backend.rope_table(positions.data(), inv_freq, factor, cos, sin);
 
     // What each head must become, taken before anything is turned in place.
     const auto turned = [&](const View& view) {
@@ -116,19 +115,18 @@ TEST(RopeAppend, EveryQueryIsProducedAndOnlyOwnedRowsAreWritten) {
                     .k_dim = static_cast<int>(cache_k),
                     .v_dim = static_cast<int>(v_dim),
                     .dtype = dtype};
-    Pool pool(static_cast<int>(gen.in(1, 3)));
-    cpu::rope_append(pool, {.cos = cos,
-                            .sin = sin,
-                            .rotary = 2 * pairs,
-                            .interleaved = interleaved,
-                            .q = q,
-                            .q_out = q_out,
-                            .k = k,
-                            .v = latent ? View() : v,
-                            .latent = latent ? v : View(),
-                            .k_out = k_out,
-                            .slots = slots.data(),
-                            .kv = kv});
+    backend.rope_append({.cos = cos,
+                         .sin = sin,
+                         .rotary = 2 * pairs,
+                         .interleaved = interleaved,
+                         .q = q,
+                         .q_out = q_out,
+                         .k = k,
+                         .v = latent ? View() : v,
+                         .latent = latent ? v : View(),
+                         .k_out = k_out,
+                         .slots = slots.data(),
+                         .kv = kv});
 
     const double unit = dtype == DType::bf16 ? kBf16 : 8 * kF32;
     const auto expect_turned = [&](const View& out, const std::vector<double>& expected) {
@@ -195,22 +193,21 @@ struct Fp8Step {
     for (int64_t t = 0; t < rows; ++t) slots.push_back(gen.chance(0.3) ? -1 : static_cast<int32_t>(2 * t));
   }
 
-  void append() {
+  void append(Ops& backend = ops()) {
     const View q = tensors.make(dtype, {rows, 1, 2});
     const View cos = tensors.make(DType::f32, {rows, 1}), sin = tensors.make(DType::f32, {rows, 1});
     for (int64_t t = 0; t < rows; ++t) set(cos, 0.6, t), set(sin, 0.8, t);
-    Pool pool(2);
-    cpu::rope_append(pool, {.cos = cos,
-                            .sin = sin,
-                            .rotary = 2,
-                            .q = q,
-                            .q_out = q,
-                            .k = k,
-                            .v = kv.is_latent() ? View() : v,
-                            .latent = kv.is_latent() ? v : View(),
-                            .k_out = k,
-                            .slots = slots.data(),
-                            .kv = kv});
+    backend.rope_append({.cos = cos,
+                         .sin = sin,
+                         .rotary = 2,
+                         .q = q,
+                         .q_out = q,
+                         .k = k,
+                         .v = kv.is_latent() ? View() : v,
+                         .latent = kv.is_latent() ? v : View(),
+                         .k_out = k,
+                         .slots = slots.data(),
+                         .kv = kv});
   }
 
   uint8_t byte(int plane, int64_t slot, int64_t at) const {
@@ -221,8 +218,8 @@ struct Fp8Step {
   DType dtype;
   KvView kv;
   int k_part = 0;  ///< elements of a head of k
-  std::vector<uint8_t> planes[2];
-  std::vector<int32_t> slots;
+  Array<uint8_t> planes[2];
+  Array<int32_t> slots;
   Tensors tensors;
   View k, v;
 };
@@ -232,7 +229,7 @@ uint8_t code_of(double value, float scale) { return f8_e4m3(static_cast<float>(v
 TEST(RopeAppend, Fp8IsTheNearestCodeOfTheNumberDividedByItsScale) {
   for_each_case([](Gen& gen) {
     Fp8Step step(gen, gen.chance(0.5), KvFormat::elements, gen.in(1, 12));
-    step.append();
+    step.append(any_ops(gen));
     for (int64_t t = 0; t < step.rows; ++t) {
       const int64_t slot = step.slots[static_cast<size_t>(t)];
       if (slot < 0) continue;
@@ -262,7 +259,7 @@ TEST(RopeAppend, LatentRowsCarryTheScaleOfEach128Latents) {
     for (int64_t t = 0; t < step.rows; ++t) {  // groups of very different size
       for (int64_t d = 0; d < step.kv.v_dim; ++d) set(step.v, gen.normal() * (d < 128 ? 1e-3 : 1e3), t, 0, d);
     }
-    step.append();
+    step.append(any_ops(gen));
     for (int64_t t = 0; t < step.rows; ++t) {
       const int64_t slot = step.slots[static_cast<size_t>(t)];
       if (slot < 0) continue;
@@ -288,7 +285,7 @@ TEST(RopeAppend, Fp8WritesNothingOutsideTheRowsOfTheirSlots) {
   for_each_case([](Gen& gen) {
     const bool latent = gen.chance(0.6);
     Fp8Step step(gen, latent, latent && gen.chance(0.5) ? KvFormat::fp8_ds_mla : KvFormat::elements, gen.in(0, 6));
-    step.append();
+    step.append(any_ops(gen));
     for (const int plane : {0, 1}) {
       const int64_t stride = plane == 0 ? step.kv.k_stride : step.kv.v_stride;
       const int64_t used = plane == 0 ? step.kv.k_row_bytes() : latent ? 0 : step.kv.v_row_bytes();

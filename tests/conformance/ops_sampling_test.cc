@@ -2,13 +2,12 @@
 
 #include <cmath>
 #include <limits>
-#include <map>
 #include <memory>
 #include <numeric>
 #include <set>
 
-#include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/uniform.h"
+#include "conformance/backend.h"
+#include "ops/uniform.h"
 #include "support/prop.h"
 #include "support/reference_ops.h"
 #include "support/reference_sampling.h"
@@ -16,20 +15,16 @@
 namespace weft {
 namespace {
 
+using test::any_ops;
+using test::Array;
 using test::Candidate;
 using test::for_each_case;
 using test::Gen;
+using test::ops;
 using test::SamplingBatch;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 const float kNaN = std::nanf("");
-
-Ops& ops_with(int threads) {
-  static std::map<int, std::unique_ptr<CpuOps>> all;
-  auto& ops = all[threads];
-  if (!ops) ops = std::make_unique<CpuOps>(threads);
-  return *ops;
-}
 
 /// The share of each token in `draws` draws of one row at successive positions.
 std::vector<double> shares(SamplingRow row, std::span<const float> logits, int draws) {
@@ -37,7 +32,7 @@ std::vector<double> shares(SamplingRow row, std::span<const float> logits, int d
   const int32_t at = batch.add_logits(logits);
   for (row.position = 0; row.position < draws; ++row.position) batch.add(at, row);
   std::vector<double> result(logits.size());
-  for (const int32_t id : batch.sample(ops_with(2))) result[static_cast<size_t>(id)] += 1.0 / draws;
+  for (const int32_t id : batch.sample(ops())) result[static_cast<size_t>(id)] += 1.0 / draws;
   return result;
 }
 
@@ -63,19 +58,19 @@ std::vector<float> logs(std::initializer_list<double> probabilities) {
 
 TEST(Uniform, IsPhiloxAsPublished) {
   // Known answers of Random123's Philox 4x64 with 10 rounds: counter 0 under key 0.
-  EXPECT_EQ(cpu::uniform(0, 0, 0), static_cast<double>((0x16554d9eca36314cu >> 12) * 2 + 1) * 0x1p-53);
+  EXPECT_EQ(uniform(0, 0, 0), static_cast<double>((0x16554d9eca36314cu >> 12) * 2 + 1) * 0x1p-53);
 }
 
 TEST(Uniform, DependsOnEachPartOfItsKeyAndFillsTheOpenInterval) {
-  EXPECT_NE(cpu::uniform(1, 0, 0), cpu::uniform(0, 0, 0));
-  EXPECT_NE(cpu::uniform(uint64_t{1} << 63, 0, 0), cpu::uniform(0, 0, 0));
-  EXPECT_NE(cpu::uniform(0, 1, 0), cpu::uniform(0, 0, 0));
-  EXPECT_NE(cpu::uniform(0, 0, 1), cpu::uniform(0, 0, 0));
-  EXPECT_EQ(cpu::uniform(7, 8, 9), cpu::uniform(7, 8, 9));
+  EXPECT_NE(uniform(1, 0, 0), uniform(0, 0, 0));
+  EXPECT_NE(uniform(uint64_t{1} << 63, 0, 0), uniform(0, 0, 0));
+  EXPECT_NE(uniform(0, 1, 0), uniform(0, 0, 0));
+  EXPECT_NE(uniform(0, 0, 1), uniform(0, 0, 0));
+  EXPECT_EQ(uniform(7, 8, 9), uniform(7, 8, 9));
   double sum = 0, least = 1, most = 0;
   constexpr int kDraws = 100000;
   for (int i = 0; i < kDraws; ++i) {
-    const double u = cpu::uniform(5, 1, i);
+    const double u = uniform(5, 1, i);
     sum += u;
     least = std::min(least, u);
     most = std::max(most, u);
@@ -93,7 +88,7 @@ Tokens greedy(std::span<const float> logits, int64_t vocab) {
   SamplingBatch batch(vocab);
   for (size_t at = 0; at < logits.size(); at += static_cast<size_t>(vocab))
     batch.add(batch.add_logits(logits.subspan(at, static_cast<size_t>(vocab))), {});
-  return batch.sample(ops_with(2));
+  return batch.sample(ops());
 }
 
 TEST(Greedy, TakesTheLowestIndexOfTheLargestAndNaNLast) {
@@ -120,7 +115,7 @@ TEST(Sampling, PenaltiesBiasAndMaskByHand) {
                         Tokens allowed = {}) {
     SamplingBatch batch(4);
     batch.add(batch.add_logits(logits), row, penalties, biases, allowed);
-    return batch.sample(ops_with(1)).front();
+    return batch.sample(ops()).front();
   };
   // 4 / 1.5 = 2.67 is below 3; 4 / 1.25 = 3.2 is not. A token of the prompt counts like a generated one.
   EXPECT_EQ(pick({.repetition_penalty = 1.5f}, {{.token = 0, .in_prompt = 1}}), 1);
@@ -190,7 +185,7 @@ TEST(Sampling, WhereNothingIsLeftTheLowestAllowedTokenComes) {
     const auto pick = [&](std::vector<float> logits, std::vector<LogitBias> biases = {}, Tokens allowed = {}) {
       SamplingBatch batch(static_cast<int64_t>(logits.size()));
       batch.add(batch.add_logits(logits), {.temperature = temperature, .top_k = 2, .top_p = 0.5f}, {}, biases, allowed);
-      return batch.sample(ops_with(1)).front();
+      return batch.sample(ops()).front();
     };
     EXPECT_EQ(pick({kNaN, kNaN, kNaN}), 0);
     EXPECT_EQ(pick({-kInf, -kInf, -kInf}), 0);
@@ -210,11 +205,11 @@ TEST(Sampling, AgreesWithSortingEverything) {
       [](Gen& gen) {
         SamplingBatch batch(gen.chance(0.2) ? gen.in(1, 3) : gen.in(4, 1500));
         for (int64_t i = gen.in(1, 6); i > 0; --i) add_any_row(gen, batch);
-        const Tokens ids = batch.sample(ops_with(static_cast<int>(gen.in(1, 3))));
+        const Tokens ids = batch.sample(any_ops(gen));
         for (size_t r = 0; r < batch.size(); ++r) {
           const SamplingRow& row = batch.row(r);
           const auto candidates = test::reference_candidates(batch.view(), r);
-          EXPECT_EQ(ids[r], test::reference_draw(candidates, cpu::uniform(row.seed, row.choice, row.position)))
+          EXPECT_EQ(ids[r], test::reference_draw(candidates, uniform(row.seed, row.choice, row.position)))
               << "row " << r << " of vocabulary " << batch.vocab() << ", temperature " << row.temperature << ", top_k "
               << row.top_k << ", top_p " << row.top_p << ", min_p " << row.min_p;
         }
@@ -236,10 +231,10 @@ TEST(Sampling, OfALargeVocabularyAgreesWithSortingEverything) {
                          .top_k = gen.pick({0, 0, 50, 20000}),
                          .top_p = gen.pick({1.0f, 0.95f, 0.3f}),
                          .min_p = gen.pick({0.0f, 0.0f, 0.02f})});
-        const Tokens ids = batch.sample(ops_with(2));
+        const Tokens ids = batch.sample(ops());
         for (size_t r = 0; r < batch.size(); ++r)
           EXPECT_EQ(ids[r],
-                    test::reference_draw(test::reference_candidates(batch.view(), r), cpu::uniform(batch.row(r).seed, 0, 0)));
+                    test::reference_draw(test::reference_candidates(batch.view(), r), uniform(batch.row(r).seed, 0, 0)));
       },
       4);
 }
@@ -281,29 +276,29 @@ TEST(Sampling, DependsNeitherOnTheBatchNorOnItsOrderNorOnThreads) {
       [](Gen& gen) {
         SamplingBatch batch(gen.in(10, 3000));
         for (int64_t i = gen.in(2, 9); i > 0; --i) add_any_row(gen, batch);
-        const Tokens ids = batch.sample(ops_with(1));
-        EXPECT_EQ(batch.sample(ops_with(3)), ids);
+        const Tokens ids = batch.sample(any_ops(gen));
+        EXPECT_EQ(batch.sample(ops()), ids);
         const SampledLogits all = batch.view();
-        std::vector<SamplingRow> backwards(all.rows.rbegin(), all.rows.rend());
-        std::vector<int32_t> logit_row;
+        const Array<SamplingRow> backwards(all.rows.rbegin(), all.rows.rend());
+        Array<int32_t> logit_row;
         for (size_t r = batch.size(); r-- > 0;) logit_row.push_back(all.logit_row[r]);
-        const size_t bytes = ops_with(2).sampling_workspace_bytes(all.logits.size(0), batch.vocab());
-        const Buffer work = ops_with(2).allocate(bytes);
+        const size_t bytes = ops().sampling_workspace_bytes(all.logits.size(0), batch.vocab());
+        const Buffer work = ops().allocate(bytes);
         const View workspace(work.data(), DType::u8, {static_cast<int64_t>(bytes)});
         for (size_t r = 0; r < batch.size(); ++r) {
           SampledLogits alone = all;
           alone.rows = all.rows.subspan(r, 1);
           alone.logit_row = all.logit_row + r;
-          int32_t id = -1;
-          ops_with(2).sample(alone, workspace, &id);
-          EXPECT_EQ(id, ids[r]);
+          Array<int32_t> id(1, -1);
+          ops().sample(alone, workspace, id.data());
+          EXPECT_EQ(id[0], ids[r]);
         }
         SampledLogits turned = all;
         turned.rows = backwards;
         turned.logit_row = logit_row.data();
-        Tokens turned_ids(batch.size());
-        ops_with(2).sample(turned, workspace, turned_ids.data());
-        EXPECT_EQ(turned_ids, Tokens(ids.rbegin(), ids.rend()));
+        Array<int32_t> turned_ids(batch.size());
+        ops().sample(turned, workspace, turned_ids.data());
+        EXPECT_EQ(turned_ids, Array<int32_t>(ids.rbegin(), ids.rend()));
       },
       100);
 }
@@ -315,7 +310,7 @@ TEST(Sampling, ChoicesOfOneRowDifferAndComeAgain) {
     const int32_t at = batch.add_logits(flat);
     for (int32_t choice = 0; choice < 8; ++choice)
       batch.add(at, {.seed = seed, .choice = choice, .position = 17, .temperature = 1});
-    return batch.sample(ops_with(2));
+    return batch.sample(ops());
   };
   const Tokens ids = draw(3);
   EXPECT_EQ(std::set<int32_t>(ids.begin(), ids.end()).size(), 8u);
@@ -340,7 +335,7 @@ TEST(LogProbs, AreTheLogOfTheSoftmaxOfRawLogitsAndZeroForNoToken) {
                 {}, biases);
       ids.push_back(static_cast<int32_t>(gen.in(-1, batch.vocab() - 1)));
     }
-    const auto got = batch.log_probs(ops_with(static_cast<int>(gen.in(1, 3))), ids, 0);
+    const auto got = batch.log_probs(any_ops(gen), ids, 0);
     for (size_t r = 0; r < batch.size(); ++r) {
       const auto check = [&](float value, int32_t id) {
         const double wanted = id < 0 ? 0 : test::reference_log_prob(doubles(batch.logits_of(r)), id);
@@ -364,8 +359,8 @@ TEST(LogProbs, OfTheMostProbableAreInOrderAndTheVerySameNumbers) {
         for (float& x : logits) x = gen.pick({kNaN, -kInf, x});
       batch.add(batch.add_logits(logits), {.top_log_probs = static_cast<int32_t>(gen.in(0, most))});
     }
-    const Tokens best = batch.sample(ops_with(1));
-    const auto got = batch.log_probs(ops_with(2), best, most);
+    const Tokens best = batch.sample(ops());
+    const auto got = batch.log_probs(ops(), best, most);
     for (size_t r = 0; r < batch.size(); ++r) {
       const auto logits = batch.logits_of(r);
       Tokens order;
@@ -381,7 +376,7 @@ TEST(LogProbs, OfTheMostProbableAreInOrderAndTheVerySameNumbers) {
         }
         ASSERT_EQ(got.top_ids[at], order[static_cast<size_t>(j)]);
         Tokens same(batch.size(), got.top_ids[at]);
-        EXPECT_EQ(got.top_log_probs[at], batch.log_probs(ops_with(1), same, 0).of_ids[r]);
+        EXPECT_EQ(got.top_log_probs[at], batch.log_probs(ops(), same, 0).of_ids[r]);
         if (j == 0) {
           EXPECT_EQ(got.top_log_probs[at], got.of_ids[r]);
         }
@@ -396,7 +391,7 @@ TEST(LogProbs, InfinitiesAndNaN) {
   batch.add(batch.add_logits(std::vector<float>{5, kInf, kInf, 2}), {.target = 0, .top_log_probs = 1});
   batch.add(batch.add_logits(std::vector<float>(4, kNaN)), {.target = 2, .top_log_probs = 1});
   const auto half = static_cast<float>(-std::log(2.0));
-  const auto got = batch.log_probs(ops_with(2), Tokens{2, 1, 0}, 4);
+  const auto got = batch.log_probs(ops(), Tokens{2, 1, 0}, 4);
   EXPECT_EQ(got.of_ids, (std::vector<float>{half, half, -kInf}));
   EXPECT_EQ(got.of_targets, (std::vector<float>{-kInf, -kInf, -kInf}));
   EXPECT_EQ(got.top_ids, (Tokens{0, 2, -1, -1, 1, -1, -1, -1, -1, -1, -1, -1}));

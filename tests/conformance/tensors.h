@@ -11,6 +11,7 @@
 #include "base/tensor.h"
 #include "support/prop.h"
 #include "support/reference_attention.h"
+#include "support/test_memory.h"
 
 namespace weft::test {
 
@@ -38,7 +39,7 @@ class Tensors {
     for (size_t d = sizes.size() - 1; d > 0; --d) {
       strides[d - 1] = strides[d] * sizes[d] + (d == sizes.size() - 1 ? hole : 0);
     }
-    Buffer& bytes = take(dtype, sizes[0] * strides[0]);
+    Array<std::byte>& bytes = take(dtype, sizes[0] * strides[0]);
     switch (sizes.size()) {
       case 1:
         return View(bytes.data(), dtype, {sizes[0]});
@@ -69,19 +70,19 @@ class Tensors {
   /// Rows of [Dv elements | lse], as partials lie in a send buffer: out [P, T, h, Dv] and lse [P, T, h].
   std::pair<View, View> make_partials(DType dtype, int64_t p, int64_t t, int64_t h, int64_t dv) {
     const int64_t size = static_cast<int64_t>(size_of(dtype)), row = dv + 4 / size, floats = row * size / 4;
-    Buffer& bytes = take(dtype, p * t * h * row);
+    Array<std::byte>& bytes = take(dtype, p * t * h * row);
     return {View(bytes.data(), dtype, {p, t, h, dv}, {t * h * row, h * row, row, 1}),
             View(bytes.data() + dv * size, DType::f32, {p, t, h}, {t * h * floats, h * floats, floats})};
   }
 
  private:
-  Buffer& take(DType dtype, int64_t count) {
-    buffers_.push_back(Buffer::host(static_cast<size_t>(std::max<int64_t>(1, count)) * size_of(dtype)));
+  Array<std::byte>& take(DType dtype, int64_t count) {
+    buffers_.emplace_back(static_cast<size_t>(std::max<int64_t>(1, count)) * size_of(dtype));
     const View all(buffers_.back().data(), dtype, {count});
     for (int64_t i = 0; i < count; ++i) set(all, kNan, i);
     return buffers_.back();
   }
-  std::vector<Buffer> buffers_;
+  std::vector<Array<std::byte>> buffers_;
 };
 
 }  // namespace weft::test

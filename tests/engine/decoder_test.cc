@@ -13,8 +13,8 @@
 #include "engine/plan_builder.h"
 #include "engine/rank_team.h"
 #include "exchange/collective_exchange.h"
-#include "ops/cpu/uniform.h"
 #include "ops/make_ops.h"
+#include "ops/uniform.h"
 #include "support/reference_sampling.h"
 
 namespace weft {
@@ -318,7 +318,7 @@ std::vector<int32_t> expected_ids(const StepPlan& plan, const std::vector<float>
   std::vector<int32_t> ids;
   for (size_t r = 0; r < rows.size(); ++r)
     ids.push_back(
-        test::reference_draw(test::reference_candidates(in, r), cpu::uniform(rows[r].seed, rows[r].choice, rows[r].position)));
+        test::reference_draw(test::reference_candidates(in, r), uniform(rows[r].seed, rows[r].choice, rows[r].position)));
   return ids;
 }
 

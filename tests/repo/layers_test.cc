@@ -86,6 +86,9 @@ const std::vector<Pin> kPins = {
 const std::vector<std::string> kSystem = {"sys/",   "linux/",   "unistd.h", "fcntl.h",  "sched.h",     "pthread.h", "signal.h",
                                           "poll.h", "stdlib.h", "netdb.h",  "netinet/", "immintrin.h", "arpa/"};
 
+/// The backends of ops: only they themselves, and what chooses between them, may know what is in there.
+const std::vector<std::string> kBackends = {"ops/cpu/", "ops/cuda/"};
+
 std::string module_of(std::string_view path) { return std::string(path.substr(0, path.find('/'))); }
 bool starts_with_any(std::string_view text, const std::vector<std::string>& beginnings) {
   return std::any_of(beginnings.begin(), beginnings.end(), [&](const auto& b) { return text.starts_with(b); });
@@ -93,6 +96,8 @@ bool starts_with_any(std::string_view text, const std::vector<std::string>& begi
 
 /// What is wrong with including `header` in `file`, or nothing. Names are relative to src/.
 std::string objection(std::string_view file, std::string_view header) {
+  for (const std::string& backend : kBackends)
+    if (header.starts_with(backend) && !file.starts_with(backend)) return backend + " is not for this file";
   const std::string from = module_of(file), to = module_of(header);
   if (kEdges.contains(to) && header.find('/') != std::string_view::npos) {
     return from == to || kEdges.at(from).contains(to) ? "" : from + " may not include " + to;
@@ -153,6 +158,17 @@ TEST(Layers, AForbiddenEdgeIsFound) {
   EXPECT_THAT(objections("server/fake.cc", "#include \"engine/engine.h\"\n#include \"model/model.h\"\n"),
               ElementsAre(HasSubstr("server may not include model")));
   EXPECT_THAT(objections("exchange/fake.cc", "#include \"ops/ops.h\"\n#include \"comm/communicator.h\"\n"), IsEmpty());
+}
+
+TEST(Layers, ABackendOfTheOperatorsIsItsOwnBusiness) {
+  EXPECT_THAT(objections("model/fake.cc", "#include \"ops/cuda/cuda_ops.h\"\n"),
+              ElementsAre(HasSubstr("ops/cuda/ is not for")));
+  EXPECT_THAT(objections("ops/cuda/fake.cc", "#include \"ops/cpu/moe.h\"\n"), ElementsAre(HasSubstr("ops/cpu/ is not for")));
+  EXPECT_THAT(objections("ops/cpu/fake.cc", "#include \"ops/cuda/params.h\"\n"),
+              ElementsAre(HasSubstr("ops/cuda/ is not for")));
+  EXPECT_THAT(objections("ops/fake.h", "#include \"ops/cpu/pool.h\"\n"), ElementsAre(HasSubstr("ops/cpu/ is not for")));
+  EXPECT_THAT(objections("ops/cuda/fake.cu", "#include \"ops/checks.h\"\n#include <cublasLt.h>\n"), IsEmpty());
+  EXPECT_THAT(objections("ops/cpu/fake.cc", "#include <cuda_runtime.h>\n"), ElementsAre(HasSubstr("cuda")));
 }
 
 TEST(Layers, ALibraryOutsideItsPlaceIsFound) {

@@ -7,6 +7,7 @@
 
 #include "ops/ops.h"
 #include "support/prop.h"
+#include "support/test_memory.h"
 
 namespace weft::test {
 
@@ -27,7 +28,7 @@ class Strided {
  private:
   std::vector<int64_t> sizes_, strides_;
   DType dtype_;
-  std::vector<uint32_t> storage_;
+  Array<uint32_t> storage_;
   std::vector<bool> used_;
 };
 

@@ -82,9 +82,9 @@ std::vector<int32_t> SamplingBatch::sample(Ops& ops) const {
   const SampledLogits in = view();
   const size_t bytes = ops.sampling_workspace_bytes(in.logits.size(0), vocab_);
   const Buffer work = ops.allocate(bytes);
-  std::vector<int32_t> ids(size());
+  Array<int32_t> ids(size());
   ops.sample(in, View(work.data(), DType::u8, {static_cast<int64_t>(bytes)}), ids.data());
-  return ids;
+  return {ids.begin(), ids.end()};
 }
 
 SamplingBatch::LogProbResult SamplingBatch::log_probs(Ops& ops, std::span<const int32_t> ids, int32_t max_top) const {
@@ -92,17 +92,19 @@ SamplingBatch::LogProbResult SamplingBatch::log_probs(Ops& ops, std::span<const 
   const size_t bytes = ops.sampling_workspace_bytes(in.logits.size(0), vocab_);
   const Buffer work = ops.allocate(bytes);
   const size_t tops = size() * static_cast<size_t>(max_top);
-  LogProbResult result{.of_ids = std::vector<float>(size()),
-                       .of_targets = std::vector<float>(size()),
-                       .top_log_probs = std::vector<float>(tops),
-                       .top_ids = std::vector<int32_t>(tops)};
-  ops.log_probs(in, View(work.data(), DType::u8, {static_cast<int64_t>(bytes)}), ids.data(),
-                {.of_ids = result.of_ids.data(),
-                 .of_targets = result.of_targets.data(),
+  const Array<int32_t> given(ids.begin(), ids.end());
+  Array<float> of_ids(size()), of_targets(size()), top_log_probs(tops);
+  Array<int32_t> top_ids(tops);
+  ops.log_probs(in, View(work.data(), DType::u8, {static_cast<int64_t>(bytes)}), given.data(),
+                {.of_ids = of_ids.data(),
+                 .of_targets = of_targets.data(),
                  .max_top = max_top,
-                 .top_ids = result.top_ids.data(),
-                 .top_log_probs = result.top_log_probs.data()});
-  return result;
+                 .top_ids = top_ids.data(),
+                 .top_log_probs = top_log_probs.data()});
+  return {.of_ids = {of_ids.begin(), of_ids.end()},
+          .of_targets = {of_targets.begin(), of_targets.end()},
+          .top_log_probs = {top_log_probs.begin(), top_log_probs.end()},
+          .top_ids = {top_ids.begin(), top_ids.end()}};
 }
 
 std::vector<Candidate> reference_candidates(const SampledLogits& in, size_t r) {

@@ -6,6 +6,7 @@
 
 #include "ops/ops.h"
 #include "support/prop.h"
+#include "support/test_memory.h"
 
 namespace weft::test {
 
@@ -37,12 +38,12 @@ class SamplingBatch {
 
  private:
   int64_t vocab_;
-  std::vector<float> logits_;
-  std::vector<SamplingRow> rows_;
-  std::vector<int32_t> logit_row_;
-  std::vector<PenaltyToken> penalties_;
-  std::vector<LogitBias> biases_;
-  std::vector<uint32_t> masks_;
+  Array<float> logits_;
+  Array<SamplingRow> rows_;
+  Array<int32_t> logit_row_;
+  Array<PenaltyToken> penalties_;
+  Array<LogitBias> biases_;
+  Array<uint32_t> masks_;
 };
 
 /// A token that may be drawn.

@@ -189,45 +189,8 @@ size_t AttendScratch::reserved_bytes(int threads, const AttentionLimits& limits)
   return (static_cast<size_t>(threads) * tile_floats_for(limits.k_dim, limits.v_dim) + partials) * sizeof(float);
 }
 
-namespace {
-
-void check(const Attention& args) {
-  const ConstView& q = args.q;
-  WEFT_CHECK_EQ(q.dims(), 4);
-  WEFT_CHECK_EQ(args.out.dims(), 4);
-  WEFT_CHECK_EQ(args.lse.dims(), 3);
-  for (int d = 0; d < 3; ++d) {
-    WEFT_CHECK_EQ(args.out.size(d), q.size(d)) << "out, dimension " << d;
-    WEFT_CHECK_EQ(args.lse.size(d), q.size(d)) << "lse, dimension " << d;
-  }
-  WEFT_CHECK(q.dtype() == DType::f32 || q.dtype() == DType::bf16) << to_string(q.dtype());
-  WEFT_CHECK(args.out.dtype() == q.dtype()) << "out is " << to_string(args.out.dtype());
-  WEFT_CHECK(args.lse.dtype() == DType::f32) << "lse is " << to_string(args.lse.dtype());
-  const bool paged = args.paged.kv.k != nullptr;
-  WEFT_CHECK(paged != !args.rows.k.empty()) << "exactly one source of keys";
-  const int64_t dk = paged ? args.paged.kv.k_dim : args.rows.k.size(2);
-  const int64_t dv = paged ? args.paged.kv.v_dim : args.rows.v.size(2);
-  const DType dtype = paged ? args.paged.kv.dtype : args.rows.k.dtype();
-  WEFT_CHECK_EQ(q.size(3), dk);
-  WEFT_CHECK_EQ(args.out.size(3), dv);
-  WEFT_CHECK(dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f8_e4m3) << "keys are " << to_string(dtype);
-  if (paged) {
-    WEFT_CHECK_EQ(args.segments, 1);
-    const KvView& kv = args.paged.kv;
-    WEFT_CHECK(kv.format == KvFormat::elements || (kv.is_latent() && dv % kLatentScaleGroup == 0 && dtype == DType::f8_e4m3))
-        << "fp8_ds_mla rows of " << dv << " values";
-  } else {
-    WEFT_CHECK(args.rows.v.dtype() == dtype) << "values are " << to_string(args.rows.v.dtype());
-    WEFT_CHECK_EQ(args.rows.v.size(1), args.rows.k.size(1));
-  }
-  WEFT_CHECK_EQ(q.size(0) * q.size(2) % kv_heads_of(args), 0) << "query heads per KV head";
-}
-
-}  // namespace
-
 void attend(Pool& pool, AttendScratch& scratch, const Attention& args) {
   if (args.q.size(1) == 0) return;
-  check(args);
   AttendScratch::State& state = scratch.state();
   state.plan.build(args);
 
@@ -248,7 +211,7 @@ void attend(Pool& pool, AttendScratch& scratch, const Attention& args) {
 
   // A few queries of one KV head at a time.
   constexpr int kJoined = 8;
-  const int64_t kv_heads = kv_heads_of(args), joins = kTileQueries / kJoined;
+  const int64_t kv_heads = args.kv_heads(), joins = kTileQueries / kJoined;
   pool.run(static_cast<int64_t>(plan.split_tiles().size()) * kv_heads * joins, [&](int64_t i, int thread) {
     const QueryTile& tile = plan.tiles()[static_cast<size_t>(plan.split_tiles()[static_cast<size_t>(i / joins / kv_heads)])];
     const int kv_head = static_cast<int>(i / joins % kv_heads), first = static_cast<int>(i % joins) * kJoined;

@@ -67,12 +67,8 @@ SeenKeys seen_keys(const Attention& args, int segment, int64_t first_row, int64_
   return seen;
 }
 
-int kv_heads_of(const Attention& args) {
-  return args.paged.kv.k != nullptr ? args.paged.kv.kv_heads : static_cast<int>(args.rows.k.size(1));
-}
-
 void AttendPlan::build(const Attention& args) {
-  const int kv_heads = kv_heads_of(args);
+  const int kv_heads = args.kv_heads();
   cut_queries(args, static_cast<int>(args.q.size(0) * args.q.size(2)) / kv_heads);
   const bool adjacent = heads_are_adjacent(args);
   args.invariant ? cut_keys_invariantly(kv_heads) : split_keys(kv_heads, adjacent);

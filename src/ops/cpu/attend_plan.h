@@ -83,7 +83,4 @@ class AttendPlan {
 /// The keys that rows [first, last] see in `segment`: from the least begin to the greatest end of the rows that see any.
 SeenKeys seen_keys(const Attention& args, int segment, int64_t first_row, int64_t last_row);
 
-/// KV heads of the source in use.
-int kv_heads_of(const Attention& args);
-
 }  // namespace weft::cpu

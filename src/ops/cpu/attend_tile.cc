@@ -27,7 +27,7 @@ TileView::TileView(const Attention& args, const QueryTile& tile, int kv_head)
       tile_(tile),
       kv_head_(kv_head),
       heads_(args.q.size(2)),
-      group_(args.q.size(0) * heads_ / kv_heads_of(args)),
+      group_(args.q.size(0) * heads_ / args.kv_heads()),
       k_dim_(args.q.size(3)),
       v_dim_(args.out.size(3)) {
   const KvView& kv = args.paged.kv;

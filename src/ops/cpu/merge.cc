@@ -102,23 +102,9 @@ void merge_head(std::span<const Partial> partials, int64_t row, int64_t head, Vi
   if (!lse.empty()) lse.as<float>()[row * lse.stride(0) + head * lse.stride(1)] = static_cast<float>(total);
 }
 
-void check(std::span<const Partial> partials, const View& out, const View& lse) {
-  WEFT_CHECK_EQ(out.dims(), 3);
-  WEFT_CHECK_EQ(out.stride(2), 1);
-  WEFT_CHECK(out.dtype() == DType::f32 || out.dtype() == DType::bf16) << to_string(out.dtype());
-  WEFT_CHECK(lse.empty() || (lse.size(0) == out.size(0) && lse.size(1) == out.size(1))) << "sizes of lse";
-  for (const Partial& partial : partials) {
-    WEFT_CHECK(partial.out.dtype() == out.dtype()) << to_string(partial.out.dtype());
-    WEFT_CHECK_EQ(partial.out.stride(2), 1);
-    for (int d = 0; d < 3; ++d) WEFT_CHECK_EQ(partial.out.size(d), out.size(d)) << "dimension " << d;
-    for (int d = 0; d < 2; ++d) WEFT_CHECK_EQ(partial.lse.size(d), out.size(d)) << "dimension " << d;
-  }
-}
-
 }  // namespace
 
 void merge(Pool& pool, std::span<const Partial> partials, View out, View lse) {
-  check(partials, out, lse);
   const int64_t heads = out.size(1), all = out.size(0) * heads;
   constexpr int64_t kHeads = 16;  // of one task: some microseconds of work
   pool.run((all + kHeads - 1) / kHeads, [&](int64_t task, int) {

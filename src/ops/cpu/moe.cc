@@ -11,11 +11,10 @@
 namespace weft::cpu {
 namespace {
 
-constexpr int kMaxExperts = 1024;
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 
 /// A row's scores in memory of a fixed size, on the stack of the task.
-using Scores = std::array<double, kMaxExperts>;
+using Scores = std::array<double, Routing::kMaxExperts>;
 
 /// Whether `a` comes before `b`: larger first, NaN last. Equal ones keep their order, so scans take the lower id.
 bool precedes(double a, double b) { return std::isnan(b) ? !std::isnan(a) : a > b; }
@@ -67,8 +66,8 @@ double rank_of_group(std::span<const double> group, Routing::GroupRank rank) {
 /// Experts outside the best groups lose their rank.
 void keep_best_groups(std::span<double> ranks, const Routing& routing) {
   const size_t groups = static_cast<size_t>(routing.n_group), size = ranks.size() / groups;
-  std::array<double, kMaxExperts> group_ranks;
-  std::array<int32_t, kMaxExperts> kept;
+  std::array<double, Routing::kMaxExperts> group_ranks;
+  std::array<int32_t, Routing::kMaxExperts> kept;
   for (size_t g = 0; g < groups; ++g) group_ranks[g] = rank_of_group(ranks.subspan(g * size, size), routing.group_rank);
   const std::span<int32_t> chosen(kept.data(), static_cast<size_t>(routing.topk_group));
   choose_best({group_ranks.data(), groups}, chosen);
@@ -99,10 +98,6 @@ void route_row(const float* logits, size_t experts, const Routing& routing, int3
 
 void route(Pool& pool, ConstView logits, const Routing& routing, View experts, View weights) {
   const int64_t count = logits.size(1);
-  WEFT_CHECK_LE(count, kMaxExperts);
-  WEFT_CHECK(routing.top_k >= 1 && routing.top_k <= count) << "top_k " << routing.top_k << " of " << count;
-  WEFT_CHECK(routing.n_group >= 1 && count % routing.n_group == 0) << routing.n_group << " groups of " << count << " experts";
-  WEFT_CHECK(routing.topk_group >= 1 && routing.topk_group <= routing.n_group) << "topk_group " << routing.topk_group;
   // An exponential is worth some twenty elements of simpler work.
   for_each_row(pool, logits.size(0), count * 20, [&](int64_t t) {
     route_row(reinterpret_cast<const float*>(row_at(logits, t)), static_cast<size_t>(count), routing,

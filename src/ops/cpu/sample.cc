@@ -9,7 +9,7 @@
 
 #include "ops/cpu/logits.h"
 #include "ops/cpu/row_blocks.h"
-#include "ops/cpu/uniform.h"
+#include "ops/uniform.h"
 
 namespace weft::cpu {
 namespace {
