@@ -36,6 +36,7 @@ TEST(SseParser, SkipsCommentsAndOtherFields) {
 TEST(SseParser, AnEventThatIsNotEndedIsNone) { EXPECT_THAT(events({"data: a\n\ndata: b\n"}), ElementsAre("a")); }
 
 TEST(SseParser, LinesEndInAnyOfThreeWays) {
+  EXPECT_THAT(events({"data: a\r\ndata: b\r\n\r\n"}), ElementsAre("a\nb")) << "CR LF is one end, not two";
   EXPECT_THAT(events({"data: a\r\n\r\ndata: b\r\rdata: c\n\n"}), ElementsAre("a", "b", "c"));
   EXPECT_THAT(events({"\xEF\xBB\xBF"
                       "data: a\n\n\xEF\xBB\xBF"
@@ -47,7 +48,7 @@ TEST(SseParser, LinesEndInAnyOfThreeWays) {
 TEST(SseParser, HowTheBytesAreCutChangesNothing) {
   const std::string stream =
       "\xEF\xBB\xBF"
-      "data: {\"a\": \"\xE2\x82\xAC\"}\r\n\r\n: ping\r\rdata: b\ndata\ndata: c\n\nid: 1\r\ndata:\r\n\r\ndata: [DONE]\n\n";
+      "data: {\"a\": \"\xE2\x82\xAC\"}\r\n\r\n: ping\r\rdata: b\r\ndata\r\ndata: c\n\nid: 1\r\ndata:\r\n\r\ndata: [DONE]\n\n";
   const Texts whole = events({stream});
   ASSERT_THAT(whole, ElementsAre("{\"a\": \"\xE2\x82\xAC\"}", "b\n\nc", "", "[DONE]"));
   Texts bytes;
