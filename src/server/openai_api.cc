@@ -515,6 +515,17 @@ bool is_plain_chunk(const ChoiceOut& choice) {
          !choice.prompt_log_probs;
 }
 
+namespace {
+
+/// Text as JSON. Most of it needs no escapes, and then no serializer.
+std::string quoted(const std::string& text) {
+  const bool plain =
+      std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
+  return plain ? '"' + text + '"' : dump(text);
+}
+
+}  // namespace
+
 std::string chunk_beginning(const CompletionHead& head, bool chat) {
   std::string out = dump(head_json(head, chat ? "chat.completion.chunk" : "text_completion"));
   out.back() = ',';  // The object goes on.
@@ -528,7 +539,7 @@ std::string plain_chunk_json(const std::string& beginning, const ChoiceOut& choi
                      !chat         ? R"("text":)"
                      : has_content ? R"("delta":{"content":)"
                                    : R"("delta":{)",
-                     has_content ? dump(choice.text) : "", chat ? "}" : "", ids);
+                     has_content ? quoted(choice.text) : "", chat ? "}" : "", ids);
 }
 
 }  // namespace weft
