@@ -45,7 +45,7 @@ struct EngineConfig {
   int64_t memory_per_rank = 0;     ///< budget for weights, workspaces, exchange buffers and KV together; 0: KV as the flags say
   double kv_cache_scale = 0;       ///< fp8: scale of every layer instead of the checkpoint's; 0: the checkpoint's, else 1
   std::vector<int32_t> end_tokens = {};  ///< that end an answer beside the model's own, such as the tokenizer's
-  int64_t context_gather_tokens = 0;  ///< bound on the rows that one context gather receives; 0: chosen
+  int64_t context_gather_tokens = 0;     ///< bound on the rows that one context gather receives; 0: chosen
 };
 
 }  // namespace weft

@@ -494,7 +494,8 @@ HttpResponse Service::abort(const HttpHead& head, const std::string& body, Backe
 
 HttpResponse Service::tokenize(const std::string& body, Backend& backend) const {
   const Tokenizer* tokenizer = tokenizer_.load(std::memory_order_acquire);
-  if (tokenizer == nullptr) throw ApiError(400, "the model folder has no tokenizer.json or tokenizer.model", {}, "no_tokenizer");
+  if (tokenizer == nullptr)
+    throw ApiError(400, "the model folder has no tokenizer.json or tokenizer.model", {}, "no_tokenizer");
   const TokenizeRequest request = parse_tokenize(body, limits(backend));
   require_known(request.model);
   const PromptInput prompt = request.chat ? chat_prompt(*request.chat, render_, tokenizer)
@@ -512,7 +513,8 @@ HttpResponse Service::tokenize(const std::string& body, Backend& backend) const 
 
 HttpResponse Service::detokenize(const std::string& body, Backend& backend) const {
   const Tokenizer* tokenizer = tokenizer_.load(std::memory_order_acquire);
-  if (tokenizer == nullptr) throw ApiError(400, "the model folder has no tokenizer.json or tokenizer.model", {}, "no_tokenizer");
+  if (tokenizer == nullptr)
+    throw ApiError(400, "the model folder has no tokenizer.json or tokenizer.model", {}, "no_tokenizer");
   const DetokenizeRequest request = parse_detokenize(body, limits(backend));
   require_known(request.model);
   return {.body = prompt_json(tokenizer->decode(request.tokens, false))};

@@ -229,7 +229,7 @@ TEST_F(BenchServe, AKeyIsSentWhereTheEnvironmentHasOne) {
 TEST_F(BenchServe, InterruptedItReportsWhatWasAnswered) {
   const ServedModel server(WEFT_BINARY, kModel, kFlags);
   const Ran ran = run(server, "--num-prompts 10000 --random-input-len 4 --random-output-len 4 --request-rate 20",
-                      "timeout --preserve-status --signal=INT --kill-after=60 3");
+                      "timeout --foreground --preserve-status --signal=INT --kill-after=60 3");
   EXPECT_EQ(ran.status, 1) << ran.err;
   EXPECT_GT(ran.number("Successful requests"), 0);
   EXPECT_THAT(ran.err, AllOf(HasSubstr("interrupted: "), HasSubstr(" of 10000 requests were answered")));
