@@ -217,7 +217,8 @@ TEST_F(ChatTest, TimingsComeWhenTheyAreAskedFor) {
   body["timings"] = true;
   const json times = json::parse(run(body))["timings"];
   EXPECT_EQ(times["completion_tokens"], 4);
-  for (const char* name : {"queue_ms", "prefill_ms", "decode_ms", "exchange_ms"}) EXPECT_GE(times[name].get<double>(), 0) << name;
+  for (const char* name : {"queue_ms", "prefill_ms", "decode_ms", "exchange_ms"})
+    EXPECT_GE(times[name].get<double>(), 0) << name;
   body["stream"] = true;
   EXPECT_EQ(chunks(run(body)).back()["timings"]["completion_tokens"], 4);
 }
