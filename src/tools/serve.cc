@@ -17,6 +17,7 @@
 #include "engine/engine.h"
 #include "server/http_server.h"
 #include "tools/commands.h"
+#include "tools/option_values.h"
 #include "tools/supervisor.h"
 
 namespace weft {
@@ -25,12 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 int64_t whole_number(const Invocation& invocation, const std::string& name, int64_t min, int64_t max, int64_t fallback) {
-  if (!invocation.has(name)) return fallback;
-  const std::string& text = invocation[name];
-  int64_t value = 0;
-  if (!parse_size(text, value) || value < min || value > max)
-    throw UserError("--{} must be a whole number, {} to {}: got {}", name, min, max, text.substr(0, 80));
-  return value;
+  return whole_option(invocation, name, min, max).value_or(fallback);
 }
 
 std::chrono::milliseconds seconds(const Invocation& invocation, const std::string& name, std::chrono::milliseconds fallback,
@@ -57,11 +53,7 @@ std::vector<std::string> list(const Invocation& invocation, const std::string& n
       throw UserError("--{} must be words with commas between, or a JSON list of strings: got {}", name, text.substr(0, 80));
     out = parsed.get<std::vector<std::string>>();
   } else {
-    for (size_t at = 0; at <= text.size();) {
-      const size_t end = std::min(text.find(',', at), text.size());
-      out.push_back(text.substr(at, end - at));
-      at = end + 1;
-    }
+    out = parts_of(text, ',');
   }
   if (out.empty() || std::count(out.begin(), out.end(), "") > 0)
     throw UserError("--{} must not have an empty word: got {}", name, text.substr(0, 80));
